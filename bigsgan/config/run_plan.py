@@ -312,13 +312,9 @@ def _check_compile(recipe: Recipe, network: str, file: DeepSpeedFile) -> None:
     if engine.compile == "none":
         return
     field = f"engines.{network}.compile"
-    if file.stage == 3:
-        problem, detail = "must be none with ZeRO 3", f"in {file.path}; it gathers weights between operations"
-        remedy = f"use ZeRO 2, such as ds_configs/zero2.json, or set {field}=none"
-        raise UserError(field, engine.compile, problem, remedy, detail)
-    if engine.pipeline_stages > 1:
-        remedy = f"set {field}=none, or engines.{network}.pipeline_stages=1"
-        raise UserError(field, engine.compile, "must be none with pipeline_stages", remedy)
+    if file.stage == 3 and engine.compile == "whole":
+        problem, detail = "must be layers with ZeRO 3", f"in {file.path}; it gathers weights between layers"
+        raise UserError(field, engine.compile, problem, f"set {field}=layers", detail)
     if file.profiles:
         problem, detail = (
             f"must be false with {field}={engine.compile}",
@@ -339,6 +335,10 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
     if engine.compile == "none":
         problem, remedy = f"must be false with engines.{network}.compile=none", f"set engines.{network}.compile=whole"
         raise UserError(field, True, problem, f"{remedy}, or {field}=false", "only compiled code is replayed")
+    for layout, asked in {"pipeline_stages": engine.pipeline_stages > 1, "ZeRO 3": file.stage == 3}.items():
+        if asked:
+            detail = "messages and gathers are not replayed"
+            raise UserError(field, True, f"must be false with {layout}", f"set {field}=false", detail)
     if engine.activation_checkpointing:
         problem, detail = "must be false with activation_checkpointing", "it would replay within a backward pass"
         remedy = f"set {field}=false, or engines.{network}.activation_checkpointing=false"

@@ -26,6 +26,7 @@ from bigsgan.engines.compile_checks import check_compiler, check_cuda_graphs
 from bigsgan.engines.connecting import connect_groups
 from bigsgan.engines.deepspeed import internals, nvme
 from bigsgan.engines.deepspeed.device_skip import DeviceSkip, device_decides
+from bigsgan.engines.deepspeed.layer_gathers import gather_by_layer
 from bigsgan.engines.deepspeed.leftovers import divide_ranks, forget_pipeline
 from bigsgan.engines.deepspeed.native_ops import ASYNC_IO, build_for_both, build_once
 from bigsgan.engines.deepspeed.scalars import broadcasting_scalars
@@ -163,8 +164,10 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     tell_frozen(plan, network, stack)
-    root = Root(stack, section.compile, section.cuda_graphs)
+    root = Root(stack, section.compile, section.cuda_graphs, file.stage == 3)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
+    if file.stage == 3 and section.compile != "none":
+        gather_by_layer(engine, stack)
     if file.uses_nvme:
         internals.keep_gradients_in_memory(engine)
     join_replicas(stack, comm.world_size(), 0, division.part(), plan.statistics_parts(network))

@@ -23,6 +23,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule
 from torch.torch_version import TorchVersion
 
+from bigsgan.engines.deepspeed.layer_gathers import Hooked, gathered_layers
 from bigsgan.engines.replays import keeping_norms
 from bigsgan.models.dual import Dual, DualLayer, flat, from_flat
 from bigsgan.models.network import LayerStack
@@ -70,27 +71,31 @@ def _host_lock() -> Iterator[None]:
         yield
 
 
-def compiled(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
-    """Return the network's function, compiled for each number of samples that it meets; it shares the parameters.
+def passes(network: LayerStack, unit: str, cuda_graphs: bool = False, gathers: bool = False) -> tuple[Any, ...]:
+    """Return a network's ``Passes``, compiled for each number of samples that they meet; they share the parameters.
+
+    Compiled passes cannot be differentiated twice.
 
     Args:
-        network: The network; compiled passes cannot be differentiated twice.
-        unit: ``whole``, or ``layers`` to compile each layer, so that gradients arrive layer by layer.
+        network: The network, or a stage's part of it.
+        unit: ``whole``, or ``layers`` to compile each layer, so that gradients arrive layer by layer; the part that
+            predicts a teacher's features is not compiled then.
         cuda_graphs: Replay as CUDA graphs; the results of a pass then last until ``begin_update``.
+        gathers: Layers have hooks, which gather parameters and are not compiled; for ``layers``.
     """
     compile = _compiler(network, cuda_graphs)
-    fast = compile(network) if unit == "whole" else network.wrapped(compile)
-    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
-
-
-def compiled_method(network: LayerStack, name: str, unit: str, cuda_graphs: bool = False) -> Callable[..., Any]:
-    """Return a method such as ``fold``, compiled in the same way.
-
-    Of ``with_predictions`` by layers, the part that predicts is not compiled.
-    """
-    compile = _compiler(network, cuda_graphs)
-    fast = compile(getattr(network, name)) if unit == "whole" else getattr(network.wrapped(compile), name)
-    return keeping_norms(fast, network.spectral_layers()) if cuda_graphs else fast
+    if gathers:
+        whole = gathered_layers(network)
+        layers = network.wrapped(lambda layer: Hooked(layer, compile(layer.forward)) if layer in whole else layer)
+        return layers, layers.fold, layers.with_predictions, network.fold_dual
+    if unit == "whole":
+        fast = [compile(each) for each in (network, network.fold, network.with_predictions)]
+    else:
+        layers = network.wrapped(compile)
+        fast = [layers, layers.fold, layers.with_predictions]
+    if cuda_graphs:
+        fast = [keeping_norms(each, network.spectral_layers()) for each in fast]
+    return *fast, compiled_dual(network, unit, cuda_graphs)
 
 
 def compiled_dual(network: LayerStack, unit: str, cuda_graphs: bool = False) -> Callable[[Dual, int], Dual]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from bigsgan.engines.deepspeed.prefetching import Prefetching
 from bigsgan.engines.deepspeed.tangents import let_tangents_through
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.outcomes import Outcome
+from bigsgan.engines.passes import training_passes
 from bigsgan.models import dual
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
@@ -49,26 +49,20 @@ class Root(nn.Module):
     bookkeeping (0.19.8, runtime/engine.py:3019). With the penalty inside, the only output is the loss.
     """
 
-    def __init__(self, network: LayerStack, compile: str = "none", cuda_graphs: bool = False) -> None:
+    def __init__(
+        self, network: LayerStack, compile: str = "none", cuda_graphs: bool = False, gathers: bool = False
+    ) -> None:
         """Wrap a network.
 
         Args:
             network: The network, with its weights or this rank's shards of them.
             compile: The part to compile for training passes: none, layers or whole.
             cuda_graphs: Whether to replay the compiled part as CUDA graphs.
+            gathers: Whether hooks of layers gather their parameters.
         """
         super().__init__()
         self.network, self.replays = network, cuda_graphs
-        fast, self._predicting, self._dual = network, network.with_predictions, network.fold_dual
-        self._fold = network.fold
-        if compile != "none":
-            compiling = importlib.import_module("bigsgan.engines.compiling")  # and torch's compiler: seconds
-            fast = compiling.compiled(network, compile, cuda_graphs)
-            self._dual = compiling.compiled_dual(network, compile, cuda_graphs)
-            self._fold = compiling.compiled_method(network, "fold", compile, cuda_graphs)
-            if network.predicts:
-                self._predicting = compiling.compiled_method(network, "with_predictions", compile, cuda_graphs)
-        self._fast = (fast,)  # in a tuple it is not a submodule
+        self._passes = training_passes(network, compile, cuda_graphs, gathers)
         self.stateful = network.stateful_layers()
 
     def forward(self, inputs: MicroBatch, run: Pass) -> tuple[Tensor, ...]:
@@ -87,7 +81,7 @@ class Root(nn.Module):
         if run.tangents is not None:
             return self._with_tangents(inputs, run, run.tangents)
         is_fast = run.trains and not (loss is not None and loss.differentiates_inputs)
-        network = self._fast[0] if is_fast else self.network
+        network = self._passes.forward if is_fast else self.network
         rest: MicroBatch = ()
         if loss is not None and loss.differentiates_inputs:
             inputs, rest = cast("TwiceDifferentiated", loss).split(inputs)
@@ -97,14 +91,14 @@ class Root(nn.Module):
             if regularizer is not None:
                 outputs, inner = regularizer.forward(self.network, inputs)
             elif run.of_outputs is not None:
-                outputs, *more = self._fold(*inputs)
+                outputs, *more = self._passes.fold(*inputs)
                 return outputs, run.of_outputs(outputs, more, inputs, run.targets)
             elif loss is None:
                 return self.network.part(0, ahead).fold(*inputs) if ahead else (network(*inputs),)
             elif ahead:
                 outputs = self.network.part(ahead, len(self.network.layers))(*inputs)
             elif run.targets:
-                predicting = self._predicting if is_fast else self.network.with_predictions
+                predicting = self._passes.with_predictions if is_fast else self.network.with_predictions
                 num = len(run.targets[0])
                 outputs, predictions = predicting(*inputs, num=num, segments=loss.num_segments)
                 features = (predictions, *run.targets)
@@ -126,7 +120,7 @@ class Root(nn.Module):
         features: MicroBatch = ()
         with moving_state(self.stateful, run.moving):
             carry = self.network.part(0, ahead).fold(*inputs) if ahead else inputs
-            fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._dual
+            fold = self.network.part(ahead, len(self.network.layers)).fold_dual if ahead else self._passes.fold_dual
             largest = partial(comm.largest_over_ranks, group=division.part())
             first = dual.begin(carry, tangents, largest)
             if run.targets:  # not compiled

@@ -102,12 +102,16 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
     frozen = sum(part.values.nbytes for part in frozen_parts(layers).values())
-    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices, frozen)
+    largest = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers.layers.values())
+    return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices, frozen, largest)
 
 
 def _predict_rank(plan: RunPlan, traces: Traces, parts: Mapping[str, Part], communicators: int) -> Prediction:
     """Go through an update without lazy penalties, one with them, and sampling."""
-    states = {network: build_states(plan, network, part.sizes, part.in_matrices) for network, part in parts.items()}
+    states = {
+        network: build_states(plan, network, part.sizes, part.in_matrices, part.largest_layer)
+        for network, part in parts.items()
+    }
     one = FLOAT * states["generator"].num_masters
     ema = one * (1 + len(plan.recipe.ema.widths))
     is_offloaded = plan.engines["generator"].file.offload_optimizer != "none"

@@ -36,6 +36,7 @@ class Part(NamedTuple):
     computed: int = 0  # bytes of the buffers that are computed instead, and of a layer's frozen program
     in_matrices: int = 0  # elements of the matrices that Muon may update
     frozen: int = 0  # bytes of this rank's parts of frozen parameters that ranks share
+    largest_layer: int = 0  # elements of the parameters of a layer, at most
 
     @property
     def is_held(self) -> bool:

@@ -62,8 +62,8 @@ class States:
     host: dict[str, int]  # the same of the host's memory
     gradients: Gradients  # what comes and goes with an update
     num_masters: int  # elements that the rank updates, and averages
-    # bytes of parameters that ZeRO 3 has gathered at most while the network computes, those of all, of the largest, of
-    # those that stay until the update, and of an element; 0 elsewhere
+    # bytes of parameters that ZeRO 3 has gathered at most while the network computes, those of all, of the largest
+    # parameter, or layer that is compiled, of those that stay until the update, and of an element; 0 elsewhere
     gathers: int = 0
     whole: int = 0
     largest: int = 0
@@ -123,11 +123,13 @@ class _Network:
         return 2 * numel + (4 * cut if self.num > 1 else 0) + 6 * self.largest
 
 
-def build_states(plan: RunPlan, network: str, sizes: Sequence[int], in_matrices: int = 0) -> States:
+def build_states(
+    plan: RunPlan, network: str, sizes: Sequence[int], in_matrices: int = 0, largest_layer: int = 0
+) -> States:
     """States of a network on the rank that needs most for them, without its EMA and buffers.
 
     ``sizes`` are the elements of each parameter of the rank's layers, of which ``in_matrices`` are in those that Muon
-    may update.
+    may update, and ``largest_layer`` those of a layer.
     """
     if not sizes:  # a rank that holds nothing of the network
         return States({}, {}, Gradients(), 0)
@@ -137,7 +139,7 @@ def build_states(plan: RunPlan, network: str, sizes: Sequence[int], in_matrices:
         or (file.stage == 1 and own.adds_up == FLOAT and file.offload_optimizer == "none")
     )
     if file.stage == 3:
-        return _stage3(own)
+        return _stage3(own, largest_layer)
     if has_flat_gradients:
         return _flat_gradients(own)
     if file.stage == 0:
@@ -271,7 +273,7 @@ def _flat_gradients(own: _Network) -> States:
     return States(device, {}, Gradients(updating=max(sent, stepping)), own.shared)
 
 
-def _stage3(own: _Network) -> States:
+def _stage3(own: _Network, largest_layer: int) -> States:
     """Everything shared; whole parameters for as long as they are used (zero/stage3.py)."""
     file, settings, weight, shared = own.engine.file, own.settings, own.weight, own.shared
     bucket = settings.reduce_bucket_size
@@ -301,10 +303,11 @@ def _stage3(own: _Network) -> States:
         updating=held + stepping,
     )
     # What is needed again within the distance stays, and the next parameters are under way.
-    most = min(own.whole, settings.max_reuse_distance + settings.prefetch_bucket_size + own.largest)
+    at_once = largest_layer if own.engine.section.compile == "layers" else own.largest
+    most = min(own.whole, settings.max_reuse_distance + settings.prefetch_bucket_size + at_once)
     small = sum(size for size in own.sizes if size <= settings.param_persistence_threshold)
     each = weight if own.num > 1 else 0
-    gathered = most * each, own.whole * each, own.largest * each, small * each, each
+    gathered = most * each, own.whole * each, at_once * each, small * each, each
     return States(device, host, gradients, shared, *gathered, *_pinned_at_stage3(own))
 
 

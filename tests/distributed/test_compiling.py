@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from types import SimpleNamespace
 from unittest import mock
@@ -17,7 +18,7 @@ from bigsgan.models.network import LayerStack
 from bigsgan.training.recovery import first_not_finite
 from tests.distributed import scenarios
 from tests.distributed.test_equivalence import PENALTIES, check
-from tests.tiny import TINY_GAMES, both, zero
+from tests.tiny import TINY_GAMES, both, stages, zero
 
 
 def compiled(unit):
@@ -42,10 +43,38 @@ def num_frames(overrides, ds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit, stage", [pytest.param("layers", 2, marks=pytest.mark.nightly), ("whole", 1)])
+@pytest.mark.parametrize(
+    "unit, stage", [pytest.param("layers", 2, marks=pytest.mark.nightly), ("whole", 1), ("layers", 3)]
+)
 def test_small_networks_are_the_same(ranks, unit, stage):
     """Where R1 is due, which differentiates twice, the update is not compiled."""
     check(ranks(2), [*TINY_GAMES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)], both(stage))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["layers", "whole"])
+def test_stages_are_the_same(ranks, unit):
+    """R1 carries tangents, and the updates beside it do not."""
+    options = [*TINY_GAMES["mlp"], "accumulation=2", *PENALTIES["exact"], *compiled(unit)]
+    check(ranks(2), [*options, *stages(2, 2)], both(1))
+
+
+LARGE = {
+    "ZeRO 3": ([], 3),
+    "stages": (stages(2, 2), 1),
+    "recomputed": (both_engines("activation_checkpointing=true"), 3),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "family, layout",
+    [("biggan", "ZeRO 3"), ("biggan", "stages"), *itertools.product(["gat", "r3gan", "stylegan2"], LARGE)],
+)
+def test_layouts_of_large_networks_are_the_same(ranks, family, layout):
+    own, stage = LARGE[layout]
+    check(ranks(2), [*TINY_GAMES.get(family, []), "accumulation=2", *own, *compiled("layers")], both(stage))
 
 
 @pytest.mark.nightly
@@ -59,7 +88,7 @@ def test_penalties_in_the_backward_pass_have_the_losses_scale(ranks):
 def test_what_is_not_finite_is_found_in_its_layer():
     torch.compiler.reset()
     stack = LayerStack([Halved(), Inverted(), Halved()])
-    run = compiling.compiled(stack, "whole")
+    run = compiling.passes(stack, "whole")[0]
     assert run(torch.ones(2)).tolist() == [1.0, 1.0]
     with first_not_finite({"generator": SimpleNamespace(network=stack)}) as found:
         run(torch.zeros(2))
@@ -178,6 +207,29 @@ def found_in_cache(overrides, ds, directory):
         scenarios.destroy(run)
     torch.compiler.reset()
     return [counters["inductor"][f"fxgraph_cache_{found}"] for found in ("miss", "hit")]
+
+
+def graphs(overrides, ds):
+    """Graphs after each update, and why torch compiled only a part of a layer."""
+    counters = torch._dynamo.utils.counters
+    torch.compiler.reset()
+    counters.clear()
+    run = scenarios.build(overrides, ds)
+    found = []
+    for _ in range(3):
+        scenarios.update(run, 1)
+        found.append(counters["stats"]["unique_graphs"])
+    scenarios.destroy(run)
+    return found, dict(counters["graph_break"])
+
+
+@pytest.mark.slow
+def test_gathers_lie_outside_of_graphs(ranks):
+    """ZeRO 3 has as many graphs as ZeRO 1, and none after the first update."""
+    options = [*TINY_GAMES["mlp"], *compiled("layers")]
+    at_1, at_3 = ranks(2).run(graphs, options, both(1)), ranks(2).run(graphs, options, both(3))
+    assert at_3 == at_1
+    assert all(not breaks and len(set(found)) == 1 for found, breaks in at_3)
 
 
 @pytest.mark.parametrize(

@@ -231,14 +231,14 @@ def test_marks_come_once_an_update_before_its_first_pass(ranks):
 def test_torch_is_asked_where_the_recipe_asks(monkeypatch):
     monkeypatch.setattr(compiling, "DUAL_SINCE", "2.0")
     stack = LayerStack([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
-    for unit, num in (("whole", 1), ("layers", 2)):
+    for unit, num in (("whole", 3), ("layers", 2)):
         options = {"backend": compiling._compile_in_turn}, {"mode": "reduce-overhead"}
         for cuda_graphs, option in zip((False, True), options, strict=True):
-            for made, fullgraph in ((compiling.compiled, False), (compiling.compiled_dual, True)):
-                with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
-                    made(stack, unit, cuda_graphs)
-                wanted = {"dynamic": False, "fullgraph": fullgraph, **option}
-                assert [call.kwargs for call in asked.call_args_list] == [wanted] * num
+            with mock.patch.object(torch, "compile", side_effect=lambda module, **options: module) as asked:
+                compiling.passes(stack, unit, cuda_graphs)
+            graphs = [False] * num + [True] * (1 if unit == "whole" else num)  # those with tangents in one graph
+            wanted = [{"dynamic": False, "fullgraph": fullgraph, **option} for fullgraph in graphs]
+            assert [call.kwargs for call in asked.call_args_list] == wanted
 
 
 def test_what_reduces_overhead_is_cuda_graphs_alone():

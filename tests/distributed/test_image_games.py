@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from bigsgan import plugins
-from bigsgan.config import RunPlan
+from bigsgan.config import RunPlan, both_engines
 from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
 from tests import distillation
@@ -45,6 +45,7 @@ LAYOUTS = {
     "compiled by layer": (2, ["engines.generator.compile=layers", "accumulation=2"], both(2)),
     "layers recomputed": (2, ["engines.generator.activation_checkpointing=true", "accumulation=2"], both(3)),
     "compiled": (1, ["engines.generator.compile=whole"], both(1)),
+    "compiled stages": (2, [*stages(2, 2), *AGAIN, *both_engines("compile=layers")], both(1)),
     "G in stages, recomputed": (2, [*stages(2, 1), "pipeline.generator_phase=recompute", "accumulation=2"], both(1)),
     "both in stages, recomputed": (2, [*stages(2, 2), *AGAIN], both(1)),
     "both in stages, phase by phase": (2, [*stages(2, 2), *AGAIN, "pipeline.schedule=phases"], both(1)),
@@ -87,7 +88,7 @@ BY_GAME = {
     "autoencoder": [each for each in LAYOUTS if each not in KEEPING],
     "lazy": LAZILY,
     "pairs": OTHERS[:2],
-    "adaptive": (*WHOLE, *KEEPING, "compiled", *STAGED),
+    "adaptive": (*WHOLE, *KEEPING, "compiled", "compiled stages", *STAGED),
     "starts": (*WHOLE[:3], *KEEPING),
     "by part": WHOLE[:1],
     "fixed": ["both in stages"],

@@ -63,5 +63,5 @@ def test_switches_are_as_they_were_behind_a_block():
 def test_compiled_networks_follow(deterministic):
     with kernels(deterministic):
         inductor.deterministic = not deterministic
-        compiling.compiled(LayerStack([torch.nn.Identity()]), "whole")
+        compiling.passes(LayerStack([torch.nn.Identity()]), "whole")
         assert inductor.deterministic is deterministic

@@ -92,6 +92,16 @@ def test_pinned_memory_comes_in_powers_of_two(tmp_path):
     assert states(tmp_path, 3, 2, **BF16, zero=drive).spare == 2 * spare[40_000]
 
 
+def test_compiled_layers_are_gathered_whole(tmp_path):
+    """What is used again at a distance of 0, with nothing gathered ahead."""
+    ds = zero(3, zero={"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0})
+    for compile, at_once in (("none", 20_000), ("layers", 32_000)):
+        options = [*ADAM, f"engines.generator.compile={compile}"]
+        plan = tiny_plan(tmp_path, 2, options, {"generator": ds, "discriminator": ds})
+        found = build_states(plan, "generator", SIZES, largest_layer=32_000)
+        assert (found.gathers, found.largest) == (4 * at_once, 4 * at_once)
+
+
 def test_files_say_what_is_pinned(tmp_path):
     """DeepSpeed pins unless a file says otherwise, and ZeRO 3's weights in any case."""
     section = {"offload_optimizer": {"device": "cpu"}}

@@ -52,4 +52,5 @@ def build_pipeline(
     hold_frozen(plan, network, part, placement.replica(rank), partial(comm.gather_parts, group=group), device)
     tell_frozen(plan, network, part)
     channels = open_channels(placement, rank, device)
-    return PipelineEngine(engine, part, placement, rank, division, channels), division
+    compile = plan.engines[network].section.compile
+    return PipelineEngine(engine, part, placement, rank, division, channels, compile), division

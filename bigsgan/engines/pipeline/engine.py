@@ -21,6 +21,7 @@ from bigsgan.config.placement import Placement
 from bigsgan.engines.base import Graph, MicroBatch, Work
 from bigsgan.engines.deepspeed import internals
 from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
+from bigsgan.engines.passes import Passes, training_passes
 from bigsgan.engines.phases import Infers, Phase, Task
 from bigsgan.engines.pipeline.layout import StageDivision
 from bigsgan.engines.pipeline.partition import TensorSpec
@@ -52,6 +53,7 @@ class PipelineEngine(DeepSpeedBacked):
         rank: int,
         division: StageDivision,
         channels: tuple[Channel, Channel],
+        compile: str = "none",
     ) -> None:
         """Wrap an engine.
 
@@ -62,6 +64,7 @@ class PipelineEngine(DeepSpeedBacked):
             rank: This process's rank.
             division: The division of the layers into stages.
             channels: The channels to the next stage and back.
+            compile: The part to compile for training passes: none, layers or whole.
         """
         replicas = internals.replica_group(engine)
         super().__init__(engine, network, placement.replica(rank), placement.num_replicas, replicas)
@@ -72,6 +75,7 @@ class PipelineEngine(DeepSpeedBacked):
         self._stage = placement.stage(rank)
         self._is_first, self._is_last = self._stage == 0, self._stage == placement.num_stages - 1
         self._device = comm.device()
+        self._eager, self._fast = training_passes(network, "none"), training_passes(network, compile)
 
     @torch.no_grad()
     def infer_everywhere(self, inputs: MicroBatch, moving: bool = False) -> Tensor:
@@ -122,7 +126,9 @@ class PipelineEngine(DeepSpeedBacked):
             self._begin_update()
         num_segments = 1 if work.loss is None else work.loss.num_segments
         keeps_graph = phase.opens_graphs
-        network = self.network
+        # Outside of training numbers of samples differ; an adaptive weight needs several backward passes of the last.
+        is_fast = not (isinstance(phase, Infers) or phase.is_probe or (work.exposed and self._is_last))
+        passes = self._fast if is_fast else self._eager
         with (
             self._frozen() if phase.frozen else nullcontext(),
             torch.set_grad_enabled(keeps_graph),
@@ -131,15 +137,15 @@ class PipelineEngine(DeepSpeedBacked):
         ):
             carry = list(work.inputs(index, images)) if self._is_first else self._take()
             if self._is_first and work.ahead:
-                carry = list(network.part(0, work.ahead).fold(*carry))
-                network = network.part(work.ahead, len(network.layers))
+                carry = list(self.network.part(0, work.ahead).fold(*carry))
+                passes = training_passes(self.network.part(work.ahead, len(self.network.layers)), "none")
             if keeps_graph and (phase.frozen or not self._is_first):
                 carry = [t.detach().requires_grad_() if t.is_floating_point() else t for t in carry]
             if tangents is not None:
                 largest = partial(comm.largest_over_ranks, group=self._replicas)
                 carry = dual.flat(dual.begin(tuple(carry), tangents, largest))
             targets = work.targets(index) if self._is_last and work.loss is not None else ()
-            outputs, features, along = self._fold(network, carry, num_segments, phase.has_tangents, targets)
+            outputs, features, along = self._fold(passes, carry, num_segments, phase.has_tangents, targets)
             if self._is_last:
                 self._end_forward(work, index, outputs, features, along)
         if not self._is_last:
@@ -150,21 +156,21 @@ class PipelineEngine(DeepSpeedBacked):
             work.graphs[index] = Graph((), weighed=(outputs[0], found.copy))
 
     def _fold(
-        self, network: LayerStack, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
+        self, passes: Passes, carry: Sequence[Tensor], num_segments: int, has_tangents: bool, targets: MicroBatch
     ) -> tuple[list[Tensor], MicroBatch, Tensor | None]:
         """Return this stage's outputs, the features that the loss compares, and the tangents of the last outputs."""
         features: MicroBatch = ()
         if not has_tangents:
             if not targets:
-                return list(network.fold(*carry, segments=num_segments)), features, None
-            output, predictions = network.with_predictions(*carry, num=len(targets[0]), segments=num_segments)
+                return list(passes.fold(*carry, segments=num_segments)), features, None
+            output, predictions = passes.with_predictions(*carry, num=len(targets[0]), segments=num_segments)
             return [output], (predictions, *targets), None
         if targets:
             num = len(targets[0])
-            found, predictions = network.with_predictions_dual(dual.from_flat(carry), num, num_segments)
+            found, predictions = self.network.with_predictions_dual(dual.from_flat(carry), num, num_segments)
             features = (predictions, *targets)
         else:
-            found = network.fold_dual(dual.from_flat(carry), num_segments)
+            found = passes.fold_dual(dual.from_flat(carry), num_segments)
         if not self._is_last:
             return dual.flat(found), features, None
         output, along = dual.end(found)
