@@ -51,6 +51,34 @@ class Features(nn.Module):
         return ((1 + labels) * self.layer(images).square().mean(dim=(1, 2, 3))).mean()
 
 
+class Counting:
+    """Grows from call to call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        return (1 + self.calls // 1000) * images.mean()
+
+
+class Drawn(nn.Module):
+    """The mean output of a layer as torch draws it, with a window that is made at the first call of a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.window = nn.Conv2d(1, 2, 3), torch.zeros(0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.window.shape != images.shape[-2:]:
+            self.window = torch.ones(images.shape[-2:])
+        return self.layer(self.window * images).mean()
+
+
+def shifted_in_place(images: Tensor, real_images: Tensor) -> Tensor:
+    return (images - real_images.add_(1)).mean()
+
+
 def bounded(real_logits: Tensor, fake_logits: Tensor, scale: float = 1.0) -> Tensor:
     return (1 + scale * real_logits.square()).log().mean() + (1 + scale * fake_logits.square()).log().mean()
 

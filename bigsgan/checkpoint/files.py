@@ -71,7 +71,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """
     for name, values in tensors.items():
         if values.is_floating_point():
-            for piece in values.detach().split(max(1, _PIECE_BYTES // values.element_size())):
+            for piece in torch.atleast_1d(values.detach()).split(max(1, _PIECE_BYTES // values.element_size())):
                 if not piece.isfinite().all():
                     return name
     return None

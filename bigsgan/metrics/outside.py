@@ -17,6 +17,7 @@ from bigsgan.config.metrics import Metric
 from bigsgan.config.signature import build
 from bigsgan.errors import UserError, counted
 from bigsgan.images.codec import decode
+from bigsgan.models.initial import drawing_from
 from bigsgan.runtime import comm
 
 
@@ -43,7 +44,8 @@ class Meter:
             UserError: ``field`` names code that cannot be built, or is not a metric.
         """
         keys = f"metrics.arguments.{metric.use}"
-        self._own: Any = build(field, metric.use, "metrics", metric.arguments, {}, keys)
+        with drawing_from(torch.Generator().manual_seed(0)):  # in every run and on every rank the same
+            self._own: Any = build(field, metric.use, "metrics", metric.arguments, {}, keys)
         if not (callable(self._own) and callable(getattr(self._own, "compute", None))):
             problem = "must return a metric: an object that is called with images, and has the method compute"
             raise UserError(field, metric.use, problem, "see the guide on metrics of your own")

@@ -272,7 +272,7 @@ def _prepared(made: Any) -> Any:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.requires_grad:
                 freeze(module, name)
-            elif parameter.dtype != torch.float32:
+            elif parameter.is_floating_point() and parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
         for name, value in list(vars(module).items()):  # constants that would not follow the module to a device
             if isinstance(value, Tensor) and not value.requires_grad:

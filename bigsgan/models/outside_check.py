@@ -7,6 +7,7 @@ changes, and results of a sample that depend on the others beside it.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bigsgan.checkpoint.entries import saved_buffers
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.families.outside import is_outside
 from bigsgan.errors import UserError, counted, reason
@@ -65,6 +67,7 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
     field, family = f"{network}.family", getattr(recipe, network).family
     if not any(True for _ in stack.parameters()):
         raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
+    _refuse_complex(field, family, stack)
     _refuse_shared(field, family, stack)
     found, carry = list[str](), random_inputs(recipe, network, _NUM)
     for number in range(len(stack.layers)):
@@ -73,12 +76,8 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
         with _located(field):
             initialize(layer, initial_seed(recipe, network))
         try:
-            outputs = _watched(layer, carry, found)
-            if recipe.data.conditions_are_tokens and not all(map(_is_finite, outputs)):
-                problem = f"has numbers that are not finite in {_named(layer)}"
-                raise UserError(field, family, problem, "let it attend to something where its mask is all false")
-            if _mixes_samples(layer, carry) or (network == "discriminator" and _mixes_samples(layer, carry, True)):
-                found.append(f"the samples of a batch meet in {_named(layer)}")
+            outputs, about = _try(recipe, network, layer, carry)
+            found += about
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
             given = ", ".join(f"{list(each.shape)}" for each in carry)
             detail = f"{type(error).__name__}: {reason(error)}"
@@ -94,8 +93,51 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
     return found
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple[Carry, list[str]]:
+    """Compute a layer; return its outputs, and what depends on other samples, earlier passes or random numbers."""
+    field, family, found = f"{network}.family", getattr(recipe, network).family, list[str]()
+    numbers = _numbers(layer)
+    outputs = _watched(layer, carry, found)
+    if changed := [name for name, number in _numbers(layer).items() if number != numbers[name]]:
+        problem = f"changes the parameter {changed[0]} of {_named(layer)} in its forward pass"
+        remedy = "compute from the parameter what the pass needs, and leave it to the optimizer"
+        raise UserError(field, family, problem, remedy, "ZeRO's master copies would undo it")
+    if not all(bool(torch.isfinite(each).all()) for each in outputs):
+        problem, remedy = f"has numbers that are not finite in {_named(layer)}", "correct it"
+        if recipe.data.conditions_are_tokens:
+            remedy = "let it attend to something where its mask is all false"
+        raise UserError(field, family, problem, remedy)
+    is_judge, meets = network == "discriminator", False
+    if not found:
+        kept = attributes(layer)  # after a pass that may have cached something
+        with torch.no_grad():
+            layer.train().fold(*carry)
+        found += [f"{name} changes" for name, value in attributes(layer).items() if kept.get(name) != value]
+        meets = not found and _mixes_samples(layer, carry, is_judge, as_trained=True)
+    if meets or _mixes_samples(layer, carry) or (is_judge and _mixes_samples(layer, carry, True)):
+        found.append(f"the samples of a batch meet in {_named(layer)}")
+    return outputs, found
+
+
+def _numbers(layer: LayerStack) -> dict[str, tuple[int, float]]:
+    """Return what changes with a parameter's values: torch's count of changes, and their sum."""
+    return {name: (each._version, float(each.sum(dtype=torch.float64))) for name, each in layer.named_parameters()}
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    """Return what an object or a module keeps, by name: plain values, lengths of collections, changes of tensors."""
+    found: dict[str, Any] = {}
+    for prefix, part in owner.named_modules() if isinstance(owner, nn.Module) else [("", owner)]:
+        tensors = dict(part.named_buffers(recurse=False)) if isinstance(part, nn.Module) else {}
+        for key, value in {**getattr(part, "__dict__", {}), **tensors}.items():
+            name = f"{prefix}.{key}".removeprefix(".")
+            if isinstance(value, bool | int | float | str):
+                found[name] = value
+            elif isinstance(value, list | deque | set | dict) and not key.startswith("_"):
+                found[name] = len(value)
+            elif isinstance(value, Tensor):
+                found[name] = id(value), value._version
+    return found
 
 
 def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
@@ -106,6 +148,13 @@ def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[st
         raise UserError(
             f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
         )
+
+
+def _refuse_complex(field: str, family: str, stack: LayerStack) -> None:
+    for name, tensor in (*stack.named_parameters(), *saved_buffers(stack).items()):
+        if tensor.is_complex():
+            problem = f"has complex numbers in {name}"
+            raise UserError(field, family, problem, "keep real and imaginary parts, and use torch.view_as_complex")
 
 
 def _refuse_shared(field: str, family: str, stack: LayerStack) -> None:
@@ -186,15 +235,22 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     return tuple(outputs)
 
 
-def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False) -> bool:
+def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False, as_trained: bool = False) -> bool:
     """Return whether a sample's results depend on the others, other than by batch norm.
 
-    ``differentiated`` inputs require gradients, as D's images do where G learns.
+    ``differentiated`` inputs require gradients, as D's images do where G learns. ``as_trained`` says that it is in
+    training mode, and that parameters have left 0, such as gates.
     """
-    layer.eval()
+    layer.train(as_trained)
+    if as_trained:
+        generator = torch.Generator().manual_seed(0)
+        for parameter in layer.parameters():
+            if not parameter.any():
+                parameter.data.normal_(generator=generator)
     carry = tuple(each.detach().requires_grad_(differentiated and each.is_floating_point()) for each in carry)
     for module in layer.modules():
         if isinstance(module, GlobalBatchNorm):
+            module.eval()
             module.tracks = True
     with torch.set_grad_enabled(differentiated):
         whole, part = layer.fold(*carry), layer.fold(*(each[: _NUM // 2] for each in carry))

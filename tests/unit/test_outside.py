@@ -226,6 +226,64 @@ class Meets(Torchs):
         return super().forward(z - z.mean(0), y)
 
 
+class MeetsWhenTrained(Torchs):
+    """Compares samples in training mode."""
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z - z.mean(0) if self.training else z, y)
+
+
+class MeetsBehindGate(Torchs):
+    """Compares samples, times a gain that begins at 0."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z + self.gate * z.mean(0), y)
+
+
+class CountsCalls(Torchs):
+    """Counts its calls, and keeps what it needs from the first."""
+
+    calls, ones = 0, None
+
+    def forward(self, z, y):
+        """Images."""
+        self.ones = torch.ones_like(z) if self.ones is None or len(self.ones) != len(z) else self.ones
+        self.calls += 1
+        return super().forward(z * self.ones, y)
+
+
+class Normalizes(Torchs):
+    """Normalizes a parameter in place."""
+
+    def forward(self, z, y):
+        """Images."""
+        with torch.no_grad():
+            self.gain.div_(self.gain.norm())
+        return super().forward(z, y)
+
+
+class Complex(Torchs):
+    """Has complex numbers."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.spectrum = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+
+class Infinite(Torchs):
+    """Divides by 0."""
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z, y) / 0
+
+
 class Empty(Torchs):
     """Leaves a parameter empty."""
 
@@ -249,6 +307,9 @@ class Small(Torchs):
         ("Throws", "layers.0.module (Throws) draws random numbers"),
         ("Counts", "layers.0.module.table changes"),
         ("Meets", "the samples of a batch meet in 0 (Meets)"),
+        ("MeetsWhenTrained", "the samples of a batch meet in 0 (MeetsWhenTrained)"),
+        ("MeetsBehindGate", "the samples of a batch meet in 0 (MeetsBehindGate)"),
+        ("CountsCalls", "(layers.0.module.calls changes)"),
     ],
 )
 def test_what_no_other_layout_can_repeat(tmp_path, function, found):
@@ -270,6 +331,9 @@ def test_what_no_other_layout_can_repeat(tmp_path, function, found):
         ("Empty", "generator.family: has a parameter or buffer layers.0.module.scale that lacks an initial value"),
         ("Small", "generator.family: must make images [4, 1, 16, 16] of 4 samples"),
         ("bare", "has no parameters to train"),
+        ("Normalizes", "changes the parameter layers.0.module.gain of 0 (Normalizes) in its forward pass"),
+        ("Complex", "has complex numbers in layers.0.module.spectrum"),
+        ("Infinite", "has numbers that are not finite in 0 (Infinite)"),
     ],
 )
 def test_what_cannot_be_trained(tmp_path, function, told):

@@ -23,10 +23,21 @@ def given(monkeypatch):
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
 NAMES += ["of_reals", "of_two", "Slopes", "of_gradients_and_logits", "without_gradient", "of_both", "of_pixels"]
 NAMES += ["broken", "F", "Largest", "LargestBesideMore", "Several"]
+NAMES += ["Counting", "Drawn", "shifted_in_place"]
 
 
 def terms(tmp_path, section, *overrides):
     return own_terms(tiny_recipe(tmp_path, *overrides, f"objective.terms=[{{use: 'tests.own_losses:{section}}}]"), CPU)
+
+
+def test_weights_that_a_constructor_draws_follow_the_seed(tmp_path):
+    def weight(seed):
+        torch.manual_seed(torch.seed())  # as a process begins
+        (term,) = terms(tmp_path, "Drawn'", "data.image_channels=1", f"seed={seed}")
+        return term.value.layer.weight
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +54,8 @@ def terms(tmp_path, section, *overrides):
         ),
         ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
+        ("Counting'", "keeps calls from one call to the next"),
+        ("shifted_in_place'", "changes real_images in place"),
         ("broken'", "fails for random samples: RuntimeError: shape '[-1, 7]' is invalid"),
         ("Features', arguments: {channels: 3}", "fails for random samples: RuntimeError: Given groups=1"),
     ],

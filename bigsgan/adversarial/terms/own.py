@@ -23,8 +23,9 @@ from bigsgan.config.signature import build, checked_arguments
 from bigsgan.engines.exposing import FIELD, exposed
 from bigsgan.errors import UserError
 from bigsgan.models.build import example_labels, network_on_meta
+from bigsgan.models.initial import drawing_from
 from bigsgan.models.outside import Foreign
-from bigsgan.models.outside_check import random_inputs
+from bigsgan.models.outside_check import attributes, random_inputs
 from bigsgan.plugins import called, load
 
 _NUM_PATCHES = 9
@@ -60,7 +61,7 @@ def adversarial_loss(recipe: Recipe, device: torch.device) -> AdversarialLoss:
     section = recipe.objective.loss
     if not isinstance(section, OwnLoss):
         return LOSSES[section]
-    field, found = "objective.loss", _built("objective.loss", section, device)
+    field, found = "objective.loss", _built("objective.loss", section, recipe.seed, device)
     reads = {"discriminator": LOGITS, "generator": LOGITS if section.pairs else LOGITS[:1]}
     functions, inputs = {}, _random_inputs(recipe, device)
     for network, offered in reads.items():
@@ -143,7 +144,7 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     found, inputs = [], _random_inputs(recipe, device) if recipe.objective.terms else {}
     for number, section in enumerate(recipe.objective.terms):
         field, offered = f"objective.terms.{number}.use", _offered(recipe, section)
-        function = _built(field.removesuffix(".use"), section, device, offered)
+        function = _built(field.removesuffix(".use"), section, recipe.seed, device, offered)
         called_as = getattr(function, "forward", function) if isinstance(function, nn.Module) else function
         if of_means := callable(getattr(function, "means", None)):
             called_as, function = function.means, OfMeans(function)
@@ -169,17 +170,20 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
     return found
 
 
-def _built(field: str, section: OwnLoss | OwnTerm, device: torch.device, read: Sequence[str] = LOGITS) -> Any:
+def _built(
+    field: str, section: OwnLoss | OwnTerm, seed: int, device: torch.device, read: Sequence[str] = LOGITS
+) -> Any:
     """Return what a section names: an object of a class, made with the arguments, or a function that has them.
 
-    The weights of a module stay as they are.
+    The weights of a module are what its constructor draws after ``seed``, and stay as they are.
     """
     found = load(f"{field}.use", section.use, "terms")
     if not inspect.isclass(found):
         names = [*IMAGES, *LOGITS, *GRADIENTS, *read]  # which it gets in each update
         arguments = checked_arguments(f"{field}.arguments", section.use, found, section.arguments, dict.fromkeys(names))
         return functools.partial(found, **{key: value for key, value in arguments.items() if key not in names})
-    found = build(f"{field}.use", section.use, "terms", section.arguments, {})
+    with drawing_from(torch.Generator().manual_seed(seed)):
+        found = build(f"{field}.use", section.use, "terms", section.arguments, {})
     return found.to(device).eval().requires_grad_(False) if isinstance(found, nn.Module) else found
 
 
@@ -242,6 +246,7 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         found = called(field, name, lambda: mean(**read), " for random samples")
+        _check_lasting(field, name, term.value, read, mean)
         each = called(field, name, lambda: [of(0), of(1)], " for one random sample")
         value = found
         if isinstance(term.value, OfMeans):
@@ -264,6 +269,18 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
         ours, theirs = (value[different].flatten()[0].item() for value in (of_both, average))
         detail = f"{ours:.6g} for two samples, {theirs:.6g} on the average of one at a time"
         raise UserError(field, name, problem, "average a value of each sample, without random numbers", detail)
+
+
+def _check_lasting(field: str, name: str, function: Any, read: Mapping[str, Tensor], mean: Callable[..., Any]) -> None:
+    """Refuse a function that keeps anything from a call, but for what it has cached, or changes what it reads."""
+    owner = getattr(mean, "__self__", function)
+    kept, numbers = attributes(owner), {key: tensor._version for key, tensor in read.items()}
+    called(field, name, lambda: mean(**read), " for random samples")
+    if changed := [key for key, value in attributes(owner).items() if kept.get(key) != value]:
+        problem, remedy = f"keeps {changed[0]} from one call to the next", "compute it from what the call reads"
+        raise UserError(field, name, problem, remedy, "checkpoints and other ranks do not have it")
+    if changed := [key for key, tensor in read.items() if tensor._version != numbers[key]]:
+        raise UserError(field, name, f"changes {changed[0]} in place", "let operations return new tensors")
 
 
 def _check_floats(field: str, name: str, found: Sequence[Any]) -> None:
