@@ -58,7 +58,7 @@ def installed() -> list[Plugin]:
 
 def names(kind: str) -> list[str]:
     """Return the names of a kind that entry points add."""
-    return sorted(found.name for found in _entry_points(kind))
+    return sorted({found.name for found in _entry_points(kind)})
 
 
 def give(tree: object) -> None:
@@ -82,14 +82,13 @@ def load(field: str, name: str, kind: str = "") -> Any:
 
     Raises:
         UserError: The name has another form, its module cannot be imported or lacks the attribute, this cannot be
-            called, or only a saved file names it.
+            called, two packages offer the name for different code, or only a saved file names it.
     """
     if name not in _given:
         remedy = f"if you trust that code, name it yourself, as by {field}={name}, or restore the run's config.yaml"
         raise UntrustedError(field, name, "is code that only a saved file names, which is not imported", remedy)
     key = f"{field}={name}"
-    found = [each.value for each in _entry_points(kind) if each.name == name] if kind and ":" not in name else []
-    name = found[0] if found else name
+    name = _target(field, name, kind) if kind and ":" not in name else name
     if not is_name(name):
         remedy = f"write {FORM}, such as mypackage.nets:Generator"
         raise UserError(field, name, f"must have the form {FORM}", remedy)
@@ -140,6 +139,15 @@ def described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {reason(error)}{where}"
+
+
+def _target(field: str, name: str, kind: str) -> str:
+    """Return what an entry point of this name stands for, or the name if there is none."""
+    found = {each.target: each for each in installed() if (each.kind, each.name) == (kind, name)}
+    if len(found) > 1:
+        offered = " and ".join(f"{each.target} of {each.package}" for each in found.values())
+        raise UserError(field, name, f"is the name of {offered}", f"write the one that you mean, as {FORM}")
+    return next(iter(found), name)
 
 
 def _imported(field: str, name: str, module: str) -> Any:

@@ -136,13 +136,33 @@ def installed(outside, monkeypatch):
     return outside
 
 
-def test_a_package_that_is_installed_later_is_found(installed):
-    assert plugins.names("data") == ["faces"]
-    later = installed / "site" / "scenes-1.0.dist-info"
+def install_scenes(directory, name, target):
+    """Install another package, with one name of data."""
+    later = directory / "site" / "scenes-1.0.dist-info"
     later.mkdir()
     (later / "METADATA").write_text("Metadata-Version: 2.1\nName: scenes\nVersion: 1.0\n")
-    (later / "entry_points.txt").write_text("[bigsgan.data]\nscenes = parts.own:anything\n")
+    (later / "entry_points.txt").write_text(f"[bigsgan.data]\n{name} = {target}\n")
+
+
+def test_a_package_that_is_installed_later_is_found(installed):
+    assert plugins.names("data") == ["faces"]
+    install_scenes(installed, "scenes", "parts.own:anything")
     assert plugins.names("data") == ["faces", "scenes"]
+
+
+def test_a_name_of_two_packages_for_different_code_is_refused(installed):
+    plugins.give(["faces"])
+    install_scenes(installed, "faces", "parts.own:Faces")
+    assert plugins.names("data") == ["faces"]
+    told = "'faces' is the name of parts.own:(anything of facesets|Faces of scenes) and .*; write the one that you mean"
+    with pytest.raises(UserError, match=f"^data.kind: {told}, as package.module:attribute$"):
+        plugins.load("data.kind", "faces", "data")
+
+
+def test_a_name_of_two_packages_for_the_same_code_is_loaded(installed):
+    plugins.give(["faces"])
+    install_scenes(installed, "faces", "parts.own:anything")
+    assert plugins.load("data.kind", "faces", "data")(b=2) == {"b": 2}
 
 
 def test_entry_points_are_listed_and_named(installed, capsys):
