@@ -413,6 +413,14 @@ def test_a_plan_needs_shapes_alone(tmp_path):
         count_layers(plan_run(recipe, 1), "generator")
 
 
+def test_a_plan_recomputes_a_module(tmp_path):
+    """torch ends a recomputation by an exception."""
+    network = network_on_meta(tiny_recipe(tmp_path, *WHOLE), "discriminator")
+    network.checkpointing = True
+    network(torch.rand(4, 1, 16, 16, device="meta"), torch.arange(4, device="meta")).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
 class Maps(nn.Module):
     """Returns what ``kind`` says."""
 
