@@ -240,8 +240,11 @@ def _constructed(make: Make) -> Any:
 
 
 def _on_cpu(make: Make, generators: Generators | None = None) -> Any:
-    """Construct on the CPU, and initialize modules of our own that are among it."""
-    with torch.device("cpu"):
+    """Construct on the CPU, and initialize modules of our own that are among it.
+
+    Gradients are on: ``_prepared`` sees what follows from parameters, such as the weight of torch's older weight norm.
+    """
+    with torch.device("cpu"), torch.enable_grad():
         made = _prepared(make())
     if generators is not None:
         for prefix, module in made.named_modules():
@@ -280,6 +283,8 @@ def _prepared(made: Any) -> Any:
             if isinstance(value, Tensor) and not value.requires_grad:
                 delattr(module, name)
                 module.register_buffer(name, value, persistent=False)
+            elif isinstance(value, Tensor) and value.grad_fn:  # made again at each call; one with a graph has no copy
+                setattr(module, name, value.detach())
     return made
 
 

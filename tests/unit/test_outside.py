@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -542,6 +543,25 @@ def test_shared_weights_stay_shared(tmp_path):
     module = network.layers["0"].module
     assert module.other.weight is module.one.weight
     assert sum(1 for _ in network.parameters()) == 6
+    check_outside(recipe, 2)
+
+
+class Normed(Torchs):
+    """Keeps a weight that follows from two parameters as a plain attribute."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.linear = nn.utils.weight_norm(self.linear)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_torchs_older_weight_norm(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("Normed"))
+    network = copy.deepcopy(network_on_meta(recipe, "generator")).to_empty(device="cpu")  # as stages are measured
+    initialize(network, 5)
+    linear = network.layers["0"].module.linear
+    torch.testing.assert_close(linear.weight_g, linear.weight_v.norm(dim=1, keepdim=True))
+    assert set(dict(network.named_buffers())) == {f"layers.0.module.{name}" for name in ("table", "constant", "turns")}
     check_outside(recipe, 2)
 
 
