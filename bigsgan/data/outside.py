@@ -82,7 +82,7 @@ class OutsideImages(ImageDataset):
             return _parts(self.source[index])
         except CorruptImage:
             raise
-        except Exception as error:  # anything: the user's code
+        except (Exception, SystemExit) as error:  # anything: the user's code
             raise CorruptImage(self.image_name(index), plugins.described(error)) from error
 
     def image_name(self, index: int) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from bigsgan import plugins
 from bigsgan.config import Recipe
@@ -29,7 +30,7 @@ from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.frozen import Reads, freeze, types_as_made
-from bigsgan.models.initial import Generators, drawing_from, tensors_of, with_memory
+from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.models.precision import full
@@ -194,7 +195,10 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []
 
     def checked(make: Make) -> Any:
-        return plugins.called(field, family, lambda: _constructed(make), " as it is constructed")
+        def sized() -> Any:
+            return _sized(field, family, make())
+
+        return plugins.called(field, family, lambda: _constructed(sized), " as it is constructed")
 
     made = checked(call)
     if isinstance(made, LayerStack):
@@ -216,6 +220,16 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
         problem = "must return a torch.nn.Module, or a list of functions that make its layers"
         raise UserError(field, type(made).__name__, problem, "correct what it returns")
     return layers
+
+
+def _sized(field: str, family: str, made: Any) -> Any:
+    """Return what a function has made; refuse modules whose sizes follow from their first inputs."""
+    for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
+            kind = type(part).__name__
+            problem, remedy = f"has a {kind}, whose sizes torch learns from a first batch", "give it sizes, as to"
+            raise UserError(field, family, problem, f"{remedy} {kind.removeprefix('Lazy')}", name)
+    return made
 
 
 def _maps(outputs: Any) -> list[Tensor]:
@@ -277,6 +291,8 @@ def _prepared(made: Any) -> Any:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.requires_grad:
                 freeze(module, name)
+            elif not parameter.numel():  # some code reads its device; engines cannot divide it
+                make_buffer(module, name)
             elif parameter.is_floating_point() and parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
         for name, value in list(vars(module).items()):  # constants that would not follow the module to a device

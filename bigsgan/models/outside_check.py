@@ -78,7 +78,9 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
         try:
             outputs, about = _try(recipe, network, layer, carry)
             found += about
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # anything: the user's code
             given = ", ".join(f"{list(each.shape)}" for each in carry)
             detail = f"{type(error).__name__}: {reason(error)}"
             problem = (

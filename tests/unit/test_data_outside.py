@@ -31,7 +31,7 @@ class Samples(torch.utils.data.Dataset):
         return len(self.samples)
 
     def __getitem__(self, index):
-        if isinstance(self.samples[index], Exception):
+        if isinstance(self.samples[index], BaseException):
             raise self.samples[index]
         return self.samples[index]
 
@@ -116,15 +116,15 @@ def test_what_is_refused(section, build, changes, text):
 
 
 def test_a_sample_that_fails_counts_as_unreadable(section, caplog):
-    samples = [PIXELS, ValueError("bad"), PIXELS / 2, PIXELS + 1]
+    samples = [PIXELS, ValueError("bad"), PIXELS / 2, PIXELS + 1, SystemExit(3)]
     dataset = build_dataset(section(lambda: Samples(samples)))
-    for index, text in ((1, "image 1 of their:build: ValueError: bad"), (2, "it is float64")):
+    for index, text in ((1, "image 1 of their:build: ValueError: bad"), (2, "it is float64"), (4, "SystemExit: 3")):
         with pytest.raises(CorruptImage, match=text):
             dataset[index]
-    reals = RealImages(dataset, section(lambda: Samples(samples)), Draws(0), Slice(4, 1, 0, 1), torch.device("cpu"))
+    reals = RealImages(dataset, section(lambda: Samples(samples)), Draws(0), Slice(5, 1, 0, 1), torch.device("cpu"))
     (batch,) = reals.next_phase()
     assert {round(127.5 * (float(image[0, 0, 0]) + 1)) for image in batch.images} <= {0, 1}
-    assert sum("skipped an unreadable image" in record.message for record in caplog.records) == 2
+    assert sum("skipped an unreadable image" in record.message for record in caplog.records) == 3
 
 
 def test_fingerprints_differ_with_what_there_is_one_of_for_each_image(section):

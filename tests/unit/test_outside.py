@@ -335,6 +335,12 @@ def test_what_no_other_layout_can_repeat(tmp_path, function, found):
         ("Normalizes", "changes the parameter layers.0.module.gain of 0 (Normalizes) in its forward pass"),
         ("Complex", "has complex numbers in layers.0.module.spectrum"),
         ("Infinite", "has numbers that are not finite in 0 (Infinite)"),
+        (
+            "lazy",
+            "has a LazyBatchNorm1d, whose sizes torch learns from a first batch (1); give it sizes, as to BatchNorm1d",
+        ),
+        ("Misses", "cannot compute [4, 12], [4] (KeyError: 'no such'); correct it, or its arguments"),
+        ("Ends", "cannot compute [4, 12], [4] (SystemExit: 3)"),
     ],
 )
 def test_what_cannot_be_trained(tmp_path, function, told):
@@ -344,6 +350,27 @@ def test_what_cannot_be_trained(tmp_path, function, told):
 def bare():
     """Return a module without parameters."""
     return nn.Identity()
+
+
+def lazy(latent_size):
+    """Leave a size to the first batch."""
+    return nn.Sequential(nn.Linear(latent_size, 256), nn.LazyBatchNorm1d())
+
+
+class Misses(Torchs):
+    """Looks up what there is not."""
+
+    def forward(self, z, y):
+        """Raise."""
+        raise KeyError("no such")
+
+
+class Ends(Torchs):
+    """Exits."""
+
+    def forward(self, z, y):
+        """Exit."""
+        raise SystemExit(3)
 
 
 def test_what_is_too_large_to_construct(tmp_path, monkeypatch):
@@ -521,6 +548,22 @@ def test_batch_norm_keeps_the_constructors_weights(tmp_path):
     norm = network.layers["0"].module.norm
     assert norm.weight.tolist() == [3] * 12
     assert norm.running_var.tolist() == [1] * 12
+
+
+class Placed(Torchs):
+    """Has an empty parameter, which tells its device."""
+
+    def __init__(self, latent_size, image_channels, resolution):
+        super().__init__(latent_size, image_channels, resolution)
+        self.place = nn.Parameter(torch.empty(0))
+
+
+def test_an_empty_parameter_is_a_buffer(tmp_path):
+    recipe = recipe_with(tmp_path, generator=here("Placed"))
+    network = build_network(recipe, "generator")
+    initialize(network, 5)
+    assert "layers.0.module.place" in dict(network.named_buffers())
+    check_outside(recipe, 2)
 
 
 class Ties(Torchs):
