@@ -154,16 +154,10 @@ def _show_on_rank_zero(plan: RunPlan, notices: Sequence[tuple[int, str]]) -> Non
 
 def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngine:
     section, file = plan.engines[network].section, plan.engines[network].file
-    if file.stage == 3 and not section.activation_checkpointing:
-        _log.warning(
-            "%s: from forward to backward, spectral norm keeps an unsharded copy of every weight on each rank; "
-            "engines.%s.activation_checkpointing=true keeps them sharded",
-            network,
-            network,
-        )
     release = _offload_to_nvme(plan, network, config) if file.uses_nvme else None
     stack = _build_initialized(plan, network, file, config)
     tell_frozen(plan, network, stack)
+    _tell_of_spectral_norm(plan, network, stack)
     root = Root(stack, section.compile, section.cuda_graphs, file.stage == 3)
     engine, averaged = initialize_engine(plan, network, stack, root, config)
     if file.stage == 3 and section.compile != "none":
@@ -177,6 +171,17 @@ def _build_zero(plan: RunPlan, network: str, config: dict[str, Any]) -> ZeroEngi
     if file.stage == 3 and any(map(_is_foreign, stack.modules())):
         built.note_foreign_uses(tuple(torch.zeros_like(x, device=comm.device()) for x in meta_inputs(plan, network, 2)))
     return built
+
+
+def _tell_of_spectral_norm(plan: RunPlan, network: str, stack: LayerStack) -> None:
+    engine = plan.engines[network]
+    if engine.file.stage == 3 and not engine.section.activation_checkpointing and stack.spectral_layers():
+        _log.warning(
+            "%s: from forward to backward, spectral norm keeps an unsharded copy of every weight on each rank; "
+            "engines.%s.activation_checkpointing=true keeps them sharded",
+            network,
+            network,
+        )
 
 
 def _is_foreign(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from bigsgan import plugins
 from bigsgan.cli import main
 from bigsgan.config import plan_run
 from bigsgan.config.recipe import parse_saved_recipe
+from bigsgan.engines import build
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network, network_on_meta
@@ -606,6 +607,13 @@ def test_torchs_older_weight_norm(tmp_path):
     torch.testing.assert_close(linear.weight_g, linear.weight_v.norm(dim=1, keepdim=True))
     assert set(dict(network.named_buffers())) == {f"layers.0.module.{name}" for name in ("table", "constant", "turns")}
     check_outside(recipe, 2)
+
+
+@pytest.mark.parametrize("game, num", [(WHOLE, 0), ([], 1)])
+def test_zero_3_tells_of_spectral_norm_where_there_is_some(tmp_path, caplog, game, num):
+    plan = plan_run(tiny_recipe(tmp_path, *game, "engines.generator.ds_config=ds_configs/zero3.json"), 1)
+    build._tell_of_spectral_norm(plan, "generator", network_on_meta(plan.recipe, "generator"))
+    assert caplog.text.count("spectral norm keeps an unsharded copy") == num
 
 
 def shares(latent_size, image_channels, resolution):
