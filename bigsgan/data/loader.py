@@ -216,6 +216,9 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
     if num_classes and not 0 <= lowest <= highest < num_classes:
         problem, remedy = f"must be at least {highest + 1}", f"set data.num_classes={highest + 1} or more"
         detail = f"the data has the labels {lowest} and {highest}, and classes count from 0"
+        if lowest < 0:
+            problem, remedy = "must be 0 with this data", "set data.num_classes=0 to train without classes"
+            detail = f"an image has the label {lowest}, and classes count from 0"
         raise UserError("data.num_classes", num_classes, problem, remedy, detail)
     return batch
 

@@ -155,7 +155,8 @@ def _check_sample(source: Any, data: Data) -> None:
         if data.has_vectors:
             problem, remedy = f"has a first image whose label does not fit: {error}", "correct the data's keys"
             raise UserError("data.kind", data.kind, problem, remedy) from None
-        problem, remedy = "must be 0 with this data", "set data.num_classes=0 to train without classes"
+        problem = "must be 0 with this data"
+        remedy = "give each image the number of its class, or set data.num_classes=0 to train without classes"
         raise UserError("data.num_classes", data.num_classes, problem, remedy, f"of its first image, {error}") from None
     if not isinstance(number, int):
         return
@@ -232,11 +233,14 @@ def class_of(label: Any) -> int:
     """Return the number of a class.
 
     Raises:
-        ValueError: It is none, such as None.
+        ValueError: It is none, such as None or -1.
     """
     try:
-        number: Any = label.item() if isinstance(label, Tensor) and label.numel() == 1 else label
-        return operator.index(number)
+        value: Any = label.item() if isinstance(label, Tensor) and label.numel() == 1 else label
+        number = operator.index(value)
     except TypeError:
         what = "no label" if label is None else f"the label {label!r}, which is not the number of a class"
         raise ValueError(f"it has {what}") from None
+    if number < 0:
+        raise ValueError(f"it has the label {number}, and classes count from 0")
+    return number

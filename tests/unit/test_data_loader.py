@@ -41,6 +41,13 @@ class NumberedImages(ImageDataset):
         return torch.tensor([[[index, 0], [0, 255]]], dtype=torch.uint8), index % 10
 
 
+class Unlabelled(NumberedImages):
+    """All images have the label -1."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(index)[0], -1
+
+
 class ThreadCounts(NumberedImages):
     """Every image tells the number of torch's threads in the process that reads it."""
 
@@ -236,12 +243,16 @@ def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever(
     assert caught.value.remedy == "repair or remove the images that the log names"  # raising the number helps nobody
 
 
-def test_labels_outside_the_classes_are_refused_before_they_reach_the_device():
-    real = real_images(NumberedImages(), data_section(num_classes=4), batch=50)
-    with pytest.raises(
-        UserError,
-        match=r"data.num_classes: must be at least 10, got 4 \(the data has the labels 0 and 9, and classes",
-    ):
+@pytest.mark.parametrize(
+    "images, text",
+    [
+        (NumberedImages, r"must be at least 10, got 4 \(the data has the labels 0 and 9, and classes"),
+        (Unlabelled, r"must be 0 with this data, got 4 \(an image has the label -1, and classes count from 0\)"),
+    ],
+)
+def test_labels_outside_the_classes_are_refused_before_they_reach_the_device(images, text):
+    real = real_images(images(), data_section(num_classes=4), batch=50)
+    with pytest.raises(UserError, match=f"data.num_classes: {text}"):
         real.next_phase()
 
 

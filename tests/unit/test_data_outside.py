@@ -106,6 +106,7 @@ def test_what_the_signature_names_is_given(section):
         (lambda: Samples([PIXELS / 255]), {}, r"it is float64 of shape \(2, 2, 3\) as \(H, W, C\); return a PIL"),
         (lambda: Samples([PIXELS]), {"num_classes": 2}, "data.num_classes: must be 0 .*of its first image, it has no"),
         (lambda: Samples([(PIXELS, 0.5)]), {"num_classes": 2}, "it has the label 0.5, which is not the number of a cl"),
+        (lambda: Samples([(PIXELS, -1)]), {"num_classes": 2}, "must be 0 .*of its first image, it has the label -1,"),
         (lambda: Samples([(PIXELS, 2)]), {"num_classes": 2}, "data.num_classes: must be 3 with this data, got 2"),
         (lambda: Samples([PIXELS]), {"root": "x"}, "data.root: must be unset with data.kind=their:build, got 'x' .its"),
     ],
@@ -125,6 +126,12 @@ def test_a_sample_that_fails_counts_as_unreadable(section, caplog):
     (batch,) = reals.next_phase()
     assert {round(127.5 * (float(image[0, 0, 0]) + 1)) for image in batch.images} <= {0, 1}
     assert sum("skipped an unreadable image" in record.message for record in caplog.records) == 3
+
+
+def test_a_negative_label_is_told_with_its_image(section):
+    dataset = build_dataset(section(lambda: Samples([(PIXELS, 1), (PIXELS, -1)]), num_classes=2))
+    with pytest.raises(CorruptImage, match="image 1 of their:build: it has the label -1, and classes count from 0"):
+        dataset[1]
 
 
 def test_fingerprints_differ_with_what_there_is_one_of_for_each_image(section):
