@@ -164,6 +164,11 @@ def _different_data(by_rank: Sequence[tuple[str, Fingerprint]], data: Data) -> U
     found = [f"{words} on {host}" for host, told in others if (words := first.difference(told))]
     if not found:
         return None
+    if data.is_outside and any(host == first_host and first.difference(told) for host, told in others):
+        ranks = named([str(rank) for rank, (_, told) in enumerate(by_rank) if first.difference(told)])
+        problem = f"differs between ranks: rank {ranks} has other data than rank 0"
+        remedy = "seed the random numbers that it draws as it is constructed"
+        return UserError("data.kind", data.kind, problem, remedy)
     field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
     problem = f"differs between hosts: {counted(first.num_images, 'image')} on {first_host} (rank 0), {named(found)}"
     return UserError(field, value, problem, "copy the same files to all hosts, or give a path on a shared file system")

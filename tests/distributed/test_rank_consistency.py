@@ -80,6 +80,33 @@ def test_data_that_one_host_lacks_is_told_with_its_name(ranks, tmp_path):
     assert ranks(2).run(begin, roots[1:] * 2, FOLDER) == [told, told]
 
 
+class Drawn:
+    """Images of this process's own: nothing seeds them."""
+
+    def __init__(self):
+        self.images = np.random.default_rng().integers(0, 256, (8, 16, 16), np.uint8)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index]
+
+
+def begin_drawn():
+    """Put a run together on ``Drawn``; what is refused, as text."""
+    try:
+        scenarios.destroy(scenarios.build([f"data={{kind: '{__name__}:Drawn', resolution: 16, num_classes: 0}}"], BOTH))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_data_that_each_rank_draws_is_refused(ranks):
+    told = "differs between ranks: rank 1 has other data than rank 0; seed the random numbers that it draws as it is"
+    assert ranks(2).run(begin_drawn) == [f"data.kind: '{__name__}:Drawn' {told} constructed"] * 2
+
+
 def with_teacher(paths):
     """The digest of a teacher of this rank's own; what is refused, as text."""
     teacher = SimpleNamespace(path=str(paths[comm.rank()]))
