@@ -143,6 +143,10 @@ def of_both(images: Tensor, fake_logits: Tensor) -> Tensor:
     return images.mean() * fake_logits.mean()
 
 
+def of_labels(fake_logits: Tensor, labels: Tensor) -> Tensor:
+    return (fake_logits * labels).mean()
+
+
 def of_pixels(pixels: Tensor) -> Tensor:
     return pixels.mean()
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from bigsgan import plugins
 from bigsgan.errors import UserError, counted
 
 _TEXTS = {
@@ -28,6 +29,7 @@ _TEXTS = {
     "too_long": ("must have at most {max_length}", "remove entries"),
     "model_type": ("must be a section", "write its keys below it"),
     "dict_type": ("must be a section", "write its keys below it"),
+    "string_pattern_mismatch": ("must be letters, digits and _, a letter first", "write a name such as brightness"),
     "invalid-json-value": ("must be a text, a number, a list or a section", "put it in quotes"),
 }
 """Problem and remedy for each type of error."""
@@ -62,6 +64,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> UserError:
         return UserError(f"{field}.family", given, problem, choose(given, problem))
     if kind == "missing":
         return UserError(field, None, "must be given", "add it to the recipe")
+    if isinstance(found, dict) and kind == "list_type":
+        problem, remedy = _list_of(section.model_fields.get(path[-1]), found, _problem(finding))
+        return UserError(field, None, f"{problem}, got a section", remedy)
     if isinstance(found, dict) and kind != "model_type":
         return UserError(field, None, "must be a single value, got a section", "write the value alone")
     problem, remedy = _problem(finding), _TEXTS.get(kind, ("", finding["msg"]))[1]
@@ -169,7 +174,7 @@ def _locate(location: Sequence[str | int], root: type[BaseModel]) -> tuple[list[
 def _tags(section: type[BaseModel]) -> tuple[Any, ...]:
     """Return the values of ``family`` that select a section of a union."""
     family = section.model_fields["family"]
-    return get_args(family.annotation) or (family.default,)
+    return get_args(family.annotation) or (*plugins.names("families"), family.default)
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -103,11 +103,11 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
         own = [each for each, path in zip(values, paths, strict=True) if _root_of(path, data) == root]
         if text := used_range(own) if data.range is None else outside_range(own, data.range):
             text += ", or set data.range" * (data.range is None)
-            _log.warning("%s: of %d images, %s", root, num, text)
+            _log.warning("%s: of %d images, %s", root or data.kind, num, text)
     if others := kept.count(False):
         have = "1 has" if others == 1 else f"{others} have"
         text = "%s: of %s, %s other proportions: %s (data.fit=%s)"
-        _log.warning(text, data.root, counted(len(kept), "image"), have, data.fitting.text, data.fit)
+        _log.warning(text, data.root or data.kind, counted(len(kept), "image"), have, data.fitting.text, data.fit)
     if data.num_classes > 1 and not data.has_vectors and (labels := dataset.labels) is not None:
         empty = np.flatnonzero(np.bincount(labels, minlength=data.num_classes) == 0)  # as class 0 of those from 1 on
         if len(empty):
@@ -115,7 +115,8 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
             _log.warning("%s: %s no images%s", data.root or data.kind, have, some_names([str(each) for each in empty]))
     if not found:
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
-        raise UserError("data.root", data.root, "contains no readable images", "repair its images", detail)
+        field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
+        raise UserError(field, value, "contains no readable images", "repair its images", detail)
     return _decoded(list(found.values()), data, device)
 
 

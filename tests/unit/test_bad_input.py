@@ -38,6 +38,9 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "monitor=3": ("monitor", "must be a list of 'tensorboard', 'wandb' or 'csv', got 3", "write a list such as"),
     "monitor=wandbs": ("monitor", "must be a list of 'tensorboard', ", "did you mean [wandb]?"),
     "objective.terms=3": ("objective.terms", "must be a list of sections, got 3", "write a list such as [{use: ...}]"),
+    "objective.terms={use: a:b}": ("objective.terms", "must be a list of sections, got a section", "[{use: ...}]"),
+    "objective.terms=[{use: a:b, name: a/b c}]": ("objective.terms.0.name",
+        "must be letters, digits and _, a letter first, got 'a/b c'", "write a name such as brightness"),
     "callbacks=x:y": ("callbacks", "must be a list, got 'x:y'", "write [x:y]"),  # the name is short for a section
     "data.root=~nobody_of_that_name": ("data.root", "names a home directory that does not", "write the whole path"),
     f"a={BOMB.partition(': ')[2]}": ("a", "must be a YAML value", "fix or quote it"),

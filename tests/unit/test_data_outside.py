@@ -13,6 +13,8 @@ from PIL import Image
 from bigsgan import plugins
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset
+from bigsgan.data.datasets import readable_images
+from bigsgan.data.outside import OutsideImages
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, image_tensor
@@ -132,6 +134,14 @@ def test_a_negative_label_is_told_with_its_image(section):
     dataset = build_dataset(section(lambda: Samples([(PIXELS, 1), (PIXELS, -1)]), num_classes=2))
     with pytest.raises(CorruptImage, match="image 1 of their:build: it has the label -1, and classes count from 0"):
         dataset[1]
+
+
+def test_code_without_a_root_is_told_by_its_name(section, caplog):
+    data = section(lambda: Samples([PIXELS[:1]]))
+    readable_images(build_dataset(data), data, 1)
+    assert caplog.messages == ["their:build: of 1 image, 1 has other proportions: cropped to 2x2 (data.fit=crop)"]
+    with pytest.raises(UserError, match=r"data\.kind: 'their:build' contains no readable images"):
+        readable_images(OutsideImages(Samples([PIXELS / 2]), data, data.kind), data, 1)
 
 
 def test_fingerprints_differ_with_what_there_is_one_of_for_each_image(section):

@@ -637,6 +637,8 @@ def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
     (package / "entry_points.txt").write_text("[bigsgan.families]\nsomebodys = tests.outside:Generator\n")
     monkeypatch.syspath_prepend(tmp_path)
     recipe = recipe_with(tmp_path, generator="somebodys")
+    with pytest.raises(UserError, match=r"^generator.family: must be .* 'somebodys' or .*; did you mean somebodys\?"):
+        recipe_with(tmp_path, generator="somebody")
     assert network_on_meta(recipe, "generator").layers["0"].module.side == 4
     assert main(["plugins"]) == 0
     assert capsys.readouterr().out.split() == [

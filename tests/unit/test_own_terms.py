@@ -22,7 +22,7 @@ def given(monkeypatch):
 
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
 NAMES += ["of_reals", "of_two", "Slopes", "of_gradients_and_logits", "without_gradient", "of_both", "of_pixels"]
-NAMES += ["broken", "F", "Largest", "LargestBesideMore", "Several"]
+NAMES += ["broken", "F", "Largest", "LargestBesideMore", "Several", "of_labels"]
 NAMES += ["Counting", "Drawn", "shifted_in_place"]
 
 
@@ -50,7 +50,7 @@ def test_weights_that_a_constructor_draws_follow_the_seed(tmp_path):
         ("of_reals'", "has no gradient"),  # of G's: the images are not its own
         (
             "of_gradients_and_logits', network: discriminator",
-            "must read images, what D returns, or gradients, not several",
+            "must read images and their labels, what D returns, or gradients, not several",
         ),
         ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
@@ -65,6 +65,11 @@ def test_what_is_no_term_is_refused(tmp_path, section, message):
         terms(tmp_path, section)
     assert caught.value.field == "objective.terms.0.use"
     assert caught.value.problem.startswith(message)
+
+
+def test_a_term_of_logits_and_labels_is_told_what_it_reads(tmp_path):
+    with pytest.raises(UserError, match=r"images and their labels, .*\(its call takes labels, fake_logits\)"):
+        terms(tmp_path, "of_labels'")
 
 
 @pytest.mark.parametrize(

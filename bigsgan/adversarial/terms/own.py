@@ -155,10 +155,10 @@ def own_terms(recipe: Recipe, device: torch.device) -> list[FunctionTerm]:
             reads_outputs and not {"real_images", *judged}.isdisjoint(names)
         ):
             remedy = "make two terms of it: they may be on different ranks, or of different passes"
-            problem = "must read images, what D returns, or gradients, not several"
+            problem = "must read images and their labels, what D returns, or gradients, not several"
             if reads_outputs:
                 problem = "must read outputs, images, labels or input_images, not real images or logits too"
-            raise UserError(field, section.use, problem, remedy)
+            raise UserError(field, section.use, problem, remedy, f"{what} takes {', '.join(names)}")
         kind = OutputTerm if reads_outputs else FunctionTerm
         term = kind(section.label, section.network, section.weight, names, function, section.every)
         if set(term.differentiates) != set(section.differentiates):
