@@ -22,10 +22,6 @@ PIPELINES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["engines.generator.ds_config=offload.json"],
         ("engines.generator.pipeline_stages", "must be 1 with offload, got 2 (in", "a file without offload"),
     ),
-    "a double backward": (
-        ["objective.r1={weight: 1, method: double_backward}"],
-        ("objective.r1.method", "must be auto or forward_mode with discriminator stages", "pipeline_stages=1"),
-    ),
     "DeepSpeed's timers": (
         ["engines.generator.ds_config=timers.json"],
         ("{directory}/timers.json: wall_clock_breakdown", "must be false with pipeline_stages", "pipeline_trace.json"),
@@ -74,12 +70,7 @@ def test_a_penalty_of_a_discriminator_without_stages_may_be_exact(capsys, monkey
     "options, field, problem, remedy",
     [
         (["--gpu-memory", "1e-300"], "--gpu-memory", "must be at least 0.000976562", "give a size in GiB, such as 80"),
-        (
-            ["--gpu-memory", "inf"],
-            "--gpu-memory",
-            "must be above 0 and below 1e+12 GiB, got inf",
-            "give a number such as",
-        ),
+        (["--gpu-memory", "inf"], "--gpu-memory", "must be above 0 and below 1e+12 GiB", "give a number such as"),
         (["--gpu-memory", "80", "--gpus", "0"], "--gpus", "must be 1 to 1048576, got 0", "give a number in this range"),
         (["--gpu-memory", "80", "--gpus", "8", "--nodes", "3"], "--nodes", "must divide the number", "give a divisor"),
         (["--gpu-memory", "80", "--pipeline"], "--pipeline", "cannot be combined with --gpu-memory", "give only one"),
