@@ -301,77 +301,47 @@ def test_a_frozen_encoder_has_no_parameters(images, kind):
 
 
 NO_KL = ["objective.kl=0", "objective.codebook={}"]
+KIND = "generator.bottleneck={kind: %s}"
 REFUSED = {
     "classes": ([], "data.num_classes", "must be 0 with generator.family=autoencoder"),
     "factor": (["data.resolution=15"], "data.resolution", "must be a multiple of 2"),
     "groups": (["generator.norm_groups=3"], "generator.norm_groups", "must divide the channels"),
     "attention": (["generator.attention=[2]"], "generator.attention", "must be levels from 0 to 1"),
-    "levels": (
-        ["generator.bottleneck={kind: fsq, levels: [8, 8, 8]}", "objective.kl=0"],
-        *("generator.latent_channels", "must be 3, as many as"),
-    ),
-    "unread key": (
-        ["generator.bottleneck.num_codes=8"],
-        "generator.bottleneck.num_codes",
-        "must be unset with kind=kl",
-    ),
-    "no moments": (["generator.bottleneck={kind: none}"], "objective.kl", "must be unset with a generator without"),
+    "levels": ([KIND % "fsq, levels: [8, 8, 8]", NO_KL[0]], "generator.latent_channels", "must be 3, as many as"),
+    "unread key": (["generator.bottleneck.num_codes=8"], "generator.bottleneck.num_codes", "must be unset with"),
+    "no moments": ([KIND % "none"], "objective.kl", "must be unset with a generator without"),
     "no codebook": (["objective.codebook={}"], "objective.codebook", "must be unset with a generator without"),
-    "codes that nothing moves": (
-        ["generator.bottleneck={kind: vq}", "objective.kl=0"],
-        *("objective.codebook", "must be given with a codebook"),
-    ),
-    "signs that nothing moves": (
-        ["generator.bottleneck={kind: lfq}", "objective.kl=0"],
-        *("objective.codebook", "must be given with a codebook"),
-    ),
+    "codes that nothing moves": ([KIND % "vq", NO_KL[0]], "objective.codebook", "must be given with a codebook"),
+    "signs that nothing moves": ([KIND % "lfq", NO_KL[0]], "objective.codebook", "must be given with a codebook"),
     "too many signs": (
-        ["generator.bottleneck={kind: lfq}", "objective.kl=0", "objective.codebook={}", "generator.latent_channels=21"],
+        [KIND % "lfq", *NO_KL, "generator.latent_channels=21"],
         *("generator.latent_channels", "must be at most 20 with kind=lfq"),
     ),
-    "averages of signs": (
-        ["generator.bottleneck={kind: lfq, ema: {}}", "objective.kl=0", "objective.codebook={}"],
-        *("generator.bottleneck.ema", "must be unset with kind=lfq"),
-    ),
+    "averages of signs": ([KIND % "lfq, ema: {}", *NO_KL], "generator.bottleneck.ema", "must be unset with kind=lfq"),
     "entropy of nothing": (
-        ["generator.bottleneck={kind: vq}", "objective.kl=0", "objective.codebook={entropy: {}}"],
+        [KIND % "vq", NO_KL[0], "objective.codebook={entropy: {}}"],
         *("objective.codebook.entropy", "needs a generator with outputs entropies and shares"),
     ),
     "softmax for nothing": (
-        ["generator.bottleneck={kind: vq, temperature: 0.01}", "objective.kl=0", "objective.codebook={}"],
+        [KIND % "vq, temperature: 0.01", *NO_KL],
         *("generator.bottleneck.temperature", "must be unset without objective.codebook.entropy"),
     ),
     "more codes than latents": (
-        ["generator.bottleneck={kind: vq, ema: {revival: {most: 513}}}", "objective.kl=0", "objective.codebook={}"],
+        [KIND % "vq, ema: {revival: {most: 513}}", *NO_KL],
         *("generator.bottleneck.ema.revival.most", "must be at most 512, the pixels of a batch's latents"),
     ),
     "more means than latents": (
-        [
-            "generator.bottleneck={kind: vq, num_codes: 513, kmeans_steps: 3}",
-            "objective.kl=0",
-            "objective.codebook={}",
-        ],
-        *(
-            "generator.bottleneck.kmeans_steps",
-            "needs 513 latents, one for each code, and a batch has 512; give a larger",
-        ),
+        [KIND % "vq, num_codes: 513, kmeans_steps: 3", *NO_KL],
+        *("generator.bottleneck.kmeans_steps", "needs 513 latents, one for each code, and a batch has 512"),
     ),
     "means in place of codes": (
-        ["generator.bottleneck={kind: vq, kmeans_steps: 3, num_codes: 8}", *NO_KL, "init_from={run: x}"],
+        [KIND % "vq, kmeans_steps: 3, num_codes: 8", *NO_KL, "init_from={run: x}"],
         *("generator.bottleneck.kmeans_steps", "must be 0 with init_from"),
     ),
-    "frozen from nothing": (["generator.frozen=encoder", "objective.kl=0"], "generator.frozen", "must be none without"),
-    "frozen latents": (
-        ["generator.frozen=encoder", "init_from={run: x}"],
-        *("objective.kl", "must be unset with generator.frozen=encoder"),
-    ),
+    "frozen from nothing": (["generator.frozen=encoder", NO_KL[0]], "generator.frozen", "must be none without"),
+    "frozen latents": (["generator.frozen=encoder", "init_from={run: x}"], "objective.kl", "must be unset with"),
     "frozen codes that move": (
-        [
-            "generator.frozen=decoder",
-            "generator.bottleneck={kind: vq, ema: {}}",
-            *NO_KL,
-            "init_from={run: x}",
-        ],
+        ["generator.frozen=decoder", KIND % "vq, ema: {}", *NO_KL, "init_from={run: x}"],
         *("generator.bottleneck.ema", "must be null with generator.frozen=decoder"),
     ),
     "pairs": (["data.kind=synthetic_pairs"], "generator.family", "must be a family for pairs"),

@@ -12,6 +12,7 @@ STAGES = both_engines("pipeline_stages=2")
 PAIRS = [override for override in TINY_GAMES["pix2pix"] if not override.startswith("data.crop_from")]
 DOMAINS = TINY_GAMES["cyclegan"]
 STYLES = TINY_GAMES["stylegan2"]
+SMALL_SLOPE = "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}"
 
 CASES = {
     "samples in training mode": ([*STYLES, "sample_statistics=batch"], "sample_statistics",
@@ -49,11 +50,8 @@ CASES = {
     "labels of no classes": (["objective={fake_labels: data, reuse_fakes: true}", "data.num_classes=0"],
         "objective.fake_labels", "must be uniform with data.num_classes=0, got 'data' (the", "set data.num_classes"),
     "labels of data that is read an update later": (
-        ["objective={fake_labels: data, reuse_fakes: true, schedule: overlapped}"],
-        "objective.schedule",
-        "must be exact with objective.fake_labels=data, got 'overlapped' (images are made an update before D reads the",
-        "set objective.schedule=exact",
-    ),
+        ["objective={fake_labels: data, reuse_fakes: true, schedule: overlapped}"], "objective.schedule",
+        "must be exact with objective.fake_labels=data, got 'overlapped' (images are", "set objective.schedule=exact"),
     "several images for a D of one": ([TINY_GAMES["gat"][0], "objective.loss=relativistic"], "discriminator.family",
         "must judge as many images of a sample as generator.family=gat makes", "give both networks the same family"),
     "ADA of several images": ([*TINY_GAMES["gat"][:2], "augmentation={kind: ada, p: 0.5}"], "augmentation.kind",
@@ -71,10 +69,7 @@ CASES = {
         "objective.gradient_penalty.method", "must be auto or forward_mode", "remove it, or set"),
     "penalties by two methods": (
         ["objective={r1: {weight: 1, method: forward_mode}, r2: {weight: 1, method: double_backward}}"],
-        "objective.r2.method",
-        "must be that of objective.r1 (forward_mode), got 'double_backward'",
-        "give all the same method, or none",
-    ),
+        "objective.r2.method", "must be that of objective.r1 (forward_mode), got 'double_back", "give all the same"),
     "a method of a finite difference": (["objective.r1={weight: 1, form: finite_difference, method: forward_mode}"],
         "objective.r1.method", "must be auto with form=finite_difference, got", "objective.r1.form=exact"),
     "compiling a whole at ZeRO 3": (["engines.generator={compile: whole, ds_config: ds_configs/zero3.json}"],
@@ -93,50 +88,29 @@ CASES = {
         "must be false with engines.generator.compile=none, got true (only", "engines.generator.compile=whole"),
     "replaying what is recomputed": (
         ["engines.discriminator={compile: layers, cuda_graphs: true, activation_checkpointing: true}"],
-        "engines.discriminator.cuda_graphs",
-        "must be false with activation_checkpointing, got true (it would replay",
-        "cuda_graphs=false",
-    ),
+        "engines.discriminator.cuda_graphs", "must be false with activation_checkpointing, got", "cuda_graphs=false"),
     "replaying what is offloaded": (
         ["engines.generator={compile: whole, cuda_graphs: true, ds_config: ds_configs/zero2_offload.json}"],
-        "engines.generator.cuda_graphs",
-        "must be false with offload, got true (in",
-        "use a file without offload",
-    ),
+        "engines.generator.cuda_graphs", "must be false with offload, got true (in", "use a file without offload"),
     "paths without styles": (["objective.path_length={}"], "objective.path_length",
         "must be null with generator.family=biggan, got 'weight=2.0' (it needs style", "generator.family=stylegan2"),
     "paths of a part that does not divide": ([*STYLES, "objective.path_length.batch_shrink=3"],
         "objective.path_length.batch_shrink", "must divide the 4 images", "set objective.path_length.batch_shrink=1"),
     "paths in stages": ([*STYLES, "objective.path_length={method: double_backward}", STAGES[0]],
         "objective.path_length.method", "must be auto or forward_mode", "remove it, or set"),
-    "a bf16 slope": (
-        [
-            *STYLES[:1],
-            STYLES[1].replace("mbstd_group: 2", "mbstd_group: 2, half_resolutions: 1"),
-            "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
-        ],
-        "objective.r1.sigma",
-        "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
-        "remove it, or set discriminator.half_resolutions=0",
-    ),
+    "a bf16 slope": ([*STYLES[:2], "discriminator.half_resolutions=1", SMALL_SLOPE],
+        "objective.r1.sigma", "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
+        "remove it, or set discriminator.half_resolutions=0"),
     "a slope of a bf16 engine": (
-        [
-            *TINY_GAMES["gat"],
-            "engines.discriminator.ds_config=ds_configs/zero3_bf16.json",
-            "objective.r1={weight: 1, form: finite_difference, sigma: 0.01}",
-        ],
-        "objective.r1.sigma",
-        "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
-        "remove it, or use an fp16 or fp32 file for the discriminator",
-    ),
+        [*TINY_GAMES["gat"], "engines.discriminator.ds_config=ds_configs/zero3_bf16.json", SMALL_SLOPE],
+        "objective.r1.sigma", "must be at least 0.1 with a bf16 discriminator, got 0.01 (a smaller step is",
+        "remove it, or use an fp16 or fp32 file for the discriminator"),
     "a slope that is 0 in float32": (["objective.r1={weight: 1, form: finite_difference, sigma: 1e-300}"],
         "objective.r1.sigma", "must be 0 or of a size from 1.2e-38 to 3.4e+38, as float32 is,", "give a larger number"),
     "decay of frozen layers": (
         ["init_from={run: x, freeze_discriminator: 1}", "optimizer.discriminator.weight_decay=0.1"],
-        "optimizer.discriminator.weight_decay",
-        "must be 0 with init_from.freeze_discriminator, got 0.1 (it would change the",
-        "set optimizer.discriminator.weight_decay=0",
-    ),
+        "optimizer.discriminator.weight_decay", "must be 0 with init_from.freeze_discriminator, got 0.1 (it would",
+        "set optimizer.discriminator.weight_decay=0"),
     "samples of statistics that a family has not": ([*TINY_GAMES["r3gan"], "sample_statistics=batch"],
         "sample_statistics", "must be unset with generator.family=r3gan, got 'batch'", "remove it"),
     "passes of statistics that no family has": ([*TINY_GAMES["mlp"], "statistics=every_pass"], "statistics",
@@ -150,11 +124,8 @@ CASES = {
     "a resolution that does not double": (["generator={family: dcgan}", "data={resolution: [40, 60]}"],
         "data.resolution", "must be a multiple of 8 with DCGAN, got [40, 60] (feature maps", "=[40,64]"),
     "stylegan2's resolution, of cosines": (
-        ["generator={family: stylegan2}", "data={resolution: 8, codec: {kind: dct}}"],
-        "data.resolution",
-        "must be at least 16 with StyleGAN2, got 8 (a pixel is 2 of the data's, as data.codec.kind is dct)",
-        "data.resolution=16",
-    ),
+        ["generator={family: stylegan2}", "data={resolution: 8, codec: {kind: dct}}"], "data.resolution",
+        "must be at least 16 with StyleGAN2, got 8 (a pixel is 2 of the data's, as data", "data.resolution=16"),
     "biggan's resolution, of cosines": (["data={resolution: 24, codec: {kind: dct}}"], "data.resolution",
         "must be at least 32 with BigGAN, got 24", "data.resolution=32"),
     "a u-net's resolution": (["data={kind: synthetic_pairs, num_classes: 0, resolution: 12}", *PAIRS[1:]],

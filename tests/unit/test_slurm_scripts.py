@@ -123,10 +123,7 @@ def test_every_rank_that_was_asked_for_is_started(job, script, variables, option
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "2 + 1 GPUs": (UNEQUAL, "nodes: have 2 and 1 GPUs; give --gpus-per-node, or --gpus-per-task 1 with --ntasks"),
-    "GPUs on one node": (
-        {"NODES": nodes("gpu:2(IDX:0-1)", "(null)")},
-        "nodes: have 2 and 0 GPUs; give",
-    ),
+    "GPUs on one node": ({"NODES": nodes("gpu:2(IDX:0-1)", "(null)")}, "nodes: have 2 and 0 GPUs; give"),
     "--ntasks 3 with 4 GPUs": ({"NODES": TWO, **THREE}, "--ntasks: 3 is not one for each of 4 GPUs; leave it out, or"),
     "--gpus-per-task 2": ({"NODES": TWO, "SLURM_NTASKS": "2", "SLURM_GPUS_PER_TASK": "2"}, "--gpus-per-task"),
     "--gpus-per-task 1 alone": ({"NODES": TWO, "SLURM_GPUS_PER_TASK": "1"}, "--ntasks: must be given with"),
