@@ -123,9 +123,7 @@ def test_what_deepspeed_reduces_itself_is_not_replayed(stock, tmp_path, monkeypa
 
 def test_gradients_of_another_type_are_not_replayed(tmp_path):
     ds = zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
-    with pytest.raises(
-        UserError, match=r"engines.discriminator.cuda_graphs: must be false with data_types, got true \(in .*; such"
-    ):
+    with pytest.raises(UserError, match=r"engines.discriminator.cuda_graphs: must be false with data_types, got true"):
         tiny_plan(tmp_path, 1, REPLAYED, {"discriminator": ds})
 
 
@@ -139,10 +137,7 @@ def test_passes_with_collectives_are_not_replayed(tmp_path, monkeypatch):
     for network in NETWORKS:
         compile_checks.check_cuda_graphs(alone, network)
     compile_checks.check_cuda_graphs(together, "discriminator")
-    with pytest.raises(
-        UserError,
-        match=r"engines.generator.cuda_graphs: must be false with layers that average over 2 ranks in forward",
-    ):
+    with pytest.raises(UserError, match=r"engines.generator.cuda_graphs: must be false with layers that average over"):
         compile_checks.check_cuda_graphs(together, "generator")
     monkeypatch.setattr(bench_train, "checked_config", lambda plan, network: {})  # it asks for two ranks
     planned = bench_train._on_machine(Planned(VARIANTS["cuda_graphs"], together))

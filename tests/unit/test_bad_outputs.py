@@ -52,11 +52,7 @@ EXPORT: dict[str, tuple[str, ...]] = {
     "--run run --out x --network discriminator --standing": ("--standing", "needs the generator,", "remove the option"),
     "--run run --out x --no-standing --batch 7": ("--batch", "7 needs standing statistics", "remove the option"),
     "--run run --out x --format universal --batch 7": ("--batch", "cannot be combined with --format", "remove the"),
-    "--run run --out x.onnx --format safetensors": (
-        "--out",
-        "must not end in .onnx with --format safetensors",
-        ".safe",
-    ),
+    "--run run --out x.onnx --format safetensors": ("--out", "must not end in .onnx with --format", ".safe"),
     "--run run --out x --no-standing --truncation 1": ("--truncation", "needs standing statistics", "remove the"),
     "--run run --out x --nimg -1": ("--nimg", "must be a saved checkpoint, got -1", "choose from 64"),
     "--run run --out run/checkpoints/000000000064/rank00000.safetensors": ("--out", "safetensors' belongs", "a path"),
@@ -79,12 +75,7 @@ def test_sample(options, run, capsys):
 @pytest.mark.parametrize("command", ["sample", "export"])
 def test_pipes_are_not_replaced(command, run, capsys):
     os.mkfifo("pipe")
-    check(
-        capsys,
-        [command, "--run", "run", "--out", "pipe"],
-        "--out",
-        "must be a regular file, got 'pipe'",
-    )
+    check(capsys, [command, "--run", "run", "--out", "pipe"], "--out", "must be a regular file, got 'pipe'")
     assert Path("pipe").is_fifo()
 
 

@@ -132,9 +132,7 @@ def test_missing_elements_are_counted_and_named(tmp_path):
     assert caught.value.field == str(found.path)
     with pytest.raises(UserError, match="lacks 2 elements of generator/master/c"):
         reader.entry("generator").read("master", "c", 0, torch.zeros(2))
-    with pytest.raises(
-        UserError, match=r"has no anchors, which this run's recipe needs; resume with the recipe that saved it"
-    ):
+    with pytest.raises(UserError, match=r"has no anchors, which this run's recipe needs"):
         reader.entry("anchors")
 
 
@@ -143,10 +141,7 @@ def test_a_network_of_another_size_is_refused(tmp_path):
     found = checkpoint.newest(tmp_path)
     assert found is not None
     checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 3))
-    with pytest.raises(
-        UserError,
-        match=r".*: must have 2 elements of generator/master/bias with this run's recipe, got 3; use another",
-    ):
+    with pytest.raises(UserError, match=r".*: must have 2 elements of generator/master/bias with this run's recipe"):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match="lacks 3 elements of generator/master/weight"):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(5, 3))

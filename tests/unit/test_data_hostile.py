@@ -175,9 +175,7 @@ def write_zip(members, **changes):
 
 def test_members_of_zip_files_that_are_larger_than_images_are_refused():
     write_zip({"a.png": b"x"}, file_size=2**40)
-    with pytest.raises(
-        UserError, match=r"^data.root: 'data.zip' has a member of 1024.0 GiB, larger than any image, a.png; "
-    ):
+    with pytest.raises(UserError, match=r"^data.root: 'data.zip' has a member of 1024.0 GiB, larger than any image"):
         build_dataset(section("zip", "data.zip"))
 
 
@@ -200,9 +198,7 @@ def test_members_of_shards_that_are_larger_than_images_are_refused(size):
     info = tarfile.TarInfo("a.png")
     info.size = size
     Path("data/a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(
-        UserError, match=r"^data.root: 'data' has a member of .* GiB, larger than any image, a.png in a.tar; "
-    ):
+    with pytest.raises(UserError, match=r"^data.root: 'data' has a member of .* GiB, larger than any image, a.png in"):
         build_dataset(section("tar"))
 
 

@@ -317,9 +317,7 @@ def test_a_damaged_zip_file_is_refused(tmp_path, damage):
 
 def test_a_zip_file_compressed_by_another_method_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", {"1.png": PNG}, zipfile.ZIP_BZIP2)
-    with pytest.raises(
-        UserError, match=r"data.root: '.*' has a member that is encrypted or compressed .*, 1.png; pack it again"
-    ):
+    with pytest.raises(UserError, match=r"data.root: '.*' has a member that is encrypted or compressed .*, 1.png"):
         build_dataset(section("zip", path))
 
 

@@ -16,18 +16,7 @@ from bigsgan.config.data import Data
 from bigsgan.data import build_dataset, prepare
 from bigsgan.data.prepared import Prepared
 from bigsgan.errors import UserError
-from tests.preparing import (
-    FORMATS,
-    Killed,
-    destination,
-    files,
-    identities,
-    interrupt,
-    noise,
-    opened,
-    origin,
-    samples,
-)
+from tests.preparing import FORMATS, Killed, destination, files, identities, interrupt, noise, opened, origin, samples
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -239,9 +228,7 @@ def test_at_most_ten_paths_are_named(tmp_path, source, caplog):
 def test_a_class_without_a_readable_image_would_shift_the_others(tmp_path, source):
     for name in ("1.png", "1.jpg", "alpha.png", "deep/er/0.webp"):
         (source / "cat" / name).write_bytes(b"not an image")
-    with pytest.raises(
-        UserError, match=r"SRC: '.*' has class folders without readable images \(cat\) \(such as .*1.jpg"
-    ):
+    with pytest.raises(UserError, match=r"SRC: '.*' has class folders without readable images \(cat\) \(such as"):
         prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     assert not (tmp_path / "made.zip").exists()
 

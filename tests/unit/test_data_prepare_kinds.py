@@ -242,9 +242,7 @@ def test_the_only_shard_may_be_given_itself(suffix, capsys):
     assert torch.equal(torch.stack([image for image, _ in found]), torch.from_numpy(PIXELS[5:]).permute(0, 3, 1, 2))
     read = Data(kind="tar", root=file, num_classes=3, label_key="group", image_channels=3, resolution=8)
     if suffix:
-        with pytest.raises(
-            UserError, match=r"^data\.root: 'shards/1\.tar\.gz' is a compressed shard \(.*\(gunzip\), or"
-        ):
+        with pytest.raises(UserError, match=r"^data\.root: 'shards/1\.tar\.gz' is a compressed shard"):
             build_dataset(read)
     else:
         assert build_dataset(read).labels.tolist() == found.labels.tolist() == LABELS[5:].tolist()

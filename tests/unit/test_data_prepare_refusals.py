@@ -14,16 +14,7 @@ import pytest
 from bigsgan import cli
 from bigsgan.data import conversion, originals, prepare
 from bigsgan.errors import UserError
-from tests.preparing import (
-    FORMATS,
-    SIZE,
-    Killed,
-    destination,
-    identities,
-    interrupt,
-    noise,
-    origin,
-)
+from tests.preparing import FORMATS, SIZE, Killed, destination, identities, interrupt, noise, origin
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -35,8 +26,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "state, name",
-    [*(("tar", name) for name in CHANGES), ("zip parts", "content"), ("folder", "content")],
+    "state, name", [*(("tar", name) for name in CHANGES), ("zip parts", "content"), ("folder", "content")]
 )
 def test_a_changed_source_or_resolution_is_refused(tmp_path, source, name, state):
     kind = state.split()[0]
@@ -87,9 +77,7 @@ def test_what_others_made_is_left_alone(tmp_path, source, kind, found):
 def test_parts_that_others_made_are_left_alone(tmp_path, source):
     (tmp_path / "made.zip.parts").mkdir()
     (tmp_path / "made.zip.parts/thesis.txt").write_text("mine")
-    with pytest.raises(
-        UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`; give another destination, or"
-    ):
+    with pytest.raises(UserError, match=r"DST: '.*' exists, and was not made by `bigsgan data prepare`"):
         prepare.prepare(origin(source), tmp_path / "made.zip", "zip", 1)
     shutil.rmtree(tmp_path / "made.zip.parts")
     (tmp_path / "made").mkdir()
@@ -123,18 +111,13 @@ def test_a_source_disk_that_fails_does_not_lose_images(tmp_path, source, monkeyp
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(
-        UserError, match=r"SRC: '.*' cannot be read: Input/output error; fix the disk, then run the same command again,"
-    ):
+    with pytest.raises(UserError, match=r"SRC: '.*' cannot be read: Input/output error; fix the disk, then run the"):
         prepare.prepare(origin(source), tmp_path / "made", "tar", 1)
 
 
 def test_a_process_that_dies_is_reported(tmp_path, source, monkeypatch):
     monkeypatch.setattr(originals, "open_image", lambda *_: os._exit(9))
-    with pytest.raises(
-        UserError,
-        match=r"--workers: 2 cannot be kept up: a worker process died; give a lower number, or give the",
-    ):
+    with pytest.raises(UserError, match=r"--workers: 2 cannot be kept up: a worker process died"):
         prepare.prepare(origin(source), tmp_path / "made", "tar", 2)
 
 

@@ -131,10 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         )
         for key in ("classes", "names", "name_suffixes")
     },
-    "a blank name": (
-        {"comms_logger": {"prof_ops": [" "]}},
-        "comms_logger.prof_ops: must be a list of collectives, got ['",
-    ),
+    "a blank name": ({"comms_logger": {"prof_ops": [" "]}}, "comms_logger.prof_ops: must be a list of collectives"),
     "communication": ({"communication_data_type": "int8"}, "communication_data_type: must be one of fp32, bf16, fp16,"),
     "types": ({"data_types": "bf16"}, "data_types: must be an object, got 'bf16'; write an object such as"),
     "parameters": ({"data_types": {"param_dtype": "bf16"}}, "data_types.param_dtype: must be fp32, got 'bf16'; remove"),

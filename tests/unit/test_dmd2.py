@@ -88,11 +88,7 @@ def test_a_teacher_in_bf16_computes_in_it(tmp_path):
         (DMD2, ["compile=layers", "frozen.offload=cpu"], "offload: must be unset with .*compile=layers, whose code"),
         (FLOW, ["frozen.precision=bf16"], "precision: must be unset with .*=dit, which has no frozen parameters"),
         (FLOW, ["frozen.persistence_threshold=0"], "persistence_threshold: must be unset with .* no frozen parameters"),
-        (
-            DMD2,
-            ["compile=layers", "frozen.persistence_threshold=0"],
-            "persistence_threshold: must be unset with .*=layers, whose code reads them whole",
-        ),
+        (DMD2, ["compile=layers", "frozen.persistence_threshold=0"], "persistence_threshold: must be unset with"),
     ],
 )
 def test_settings_of_frozen_parameters_without_effect_are_refused(tmp_path, game, changes, message):
@@ -145,21 +141,9 @@ def test_a_teacher_that_stays_whole_though_asked_otherwise_is_told(tmp_path, cap
         (FLOW, ["steps=1"], "generator.noised: must be reals with objective.flow, got 'samples'"),
         (DMD2, ["steps=1"], "generator.noised: must be unset with a generator that makes images in one step"),
         (DMD2, ["steps=2", "times=false"], "generator.steps: needs a generator that reads times"),
-        (
-            [*DMD2, "objective.schedule=overlapped"],
-            ["steps=2"],
-            "objective.schedule: must be exact or generator_first with generator.noised=samples",
-        ),
-        (
-            [*DMD2, "objective.l1=1"],
-            ["steps=2"],
-            "objective.l1: must be 0 with generator.steps=2, got 1.0; remove it, or set generator.noised=reals",
-        ),
-        (
-            [*DMD2, "objective.feature_matching=1"],
-            ["steps=2"],
-            "objective.feature_matching: must be 0 with generator.steps=2, got 1.0; remove it",
-        ),
+        ([*DMD2, "objective.schedule=overlapped"], ["steps=2"], "objective.schedule: must be exact or generator_first"),
+        ([*DMD2, "objective.l1=1"], ["steps=2"], "objective.l1: must be 0 with generator.steps=2, got 1.0"),
+        ([*DMD2, "objective.feature_matching=1"], ["steps=2"], "objective.feature_matching: must be 0 with"),
         (
             [*DMD2, "objective.perceptual={path: x.pt}", "data.codec={kind: dct}"],
             ["steps=2"],
@@ -175,9 +159,7 @@ def test_images_of_steps_before_that_do_not_fit_are_refused(tmp_path, game, chan
 
 def test_only_layers_that_learn_may_be_kept(tmp_path):
     given = [each.replace("init_from.run=unset", "init_from={run: x, freeze_discriminator: 4}") for each in DMD2]
-    with pytest.raises(
-        UserError, match=r"init_from\.freeze_discriminator: must be less than 4, .* got 4; give 3 or less"
-    ):
+    with pytest.raises(UserError, match=r"init_from\.freeze_discriminator: must be less than 4, .* got 4"):
         check_freezing(tiny_recipe(tmp_path, *given))
 
 
@@ -200,14 +182,8 @@ def test_its_teacher_is_not_trained_and_is_left_out_where_d_learns(tmp_path):
     "changes, message",
     [
         ({"init_from": ""}, "init_from.run: must be given with discriminator.family=dmd2; name the teacher's run"),
-        (
-            {"objective": "objective={}"},
-            "objective.distribution_matching: must be given with discriminator.family=dmd2",
-        ),
-        (
-            {"discriminator": "discriminator={family: dit}"},
-            "objective.distribution_matching: 'weight=0.7' needs a discriminator with an output denoising",
-        ),
+        ({"objective": "objective={}"}, "objective.distribution_matching: must be given with"),
+        ({"discriminator": "discriminator={family: dit}"}, "objective.distribution_matching: 'weight=0.7' needs a"),
         (
             {"objective": "objective={distribution_matching: {}, adversarial: {normalize: {}}}"},
             "objective.distribution_matching: must be null with objective.adversarial.normalize, got 'weight=1.0'",

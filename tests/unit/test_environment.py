@@ -145,9 +145,7 @@ def test_a_pods_name_may_come_later(monkeypatch):
     for name, value in {**RANK, "MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launched, "_NAME_SECONDS", 0.0)
-    with pytest.raises(
-        UserError, match=r"MASTER_ADDR: must be a host that .* can resolve, got 'no-such-host.invalid'; give"
-    ):
+    with pytest.raises(UserError, match=r"MASTER_ADDR: must be a host that .* can resolve, got 'no-such-host.invalid'"):
         launched.check_launcher()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     launched.check_launcher()

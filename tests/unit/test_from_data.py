@@ -149,9 +149,7 @@ def test_data_without_images_is_refused(kind):
         root = shutil.make_archive("photos", "zip", "photos")
     if kind == "tar":
         write_tar(Path("photos/0.tar"), {"a.npy": Path("photos/a.npy").read_bytes()})
-    with pytest.raises(
-        UserError, match=r"contains no images .*; set data\.range to the values that are black and white"
-    ):
+    with pytest.raises(UserError, match=r"contains no images .*; set data\.range to the values that are black and"):
         found(f"data.kind={kind}", root=root)
 
 
@@ -308,24 +306,15 @@ def test_recipes_of_ones_own_images_stay_open_without_data(name, capsys):
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (
-            ["data.kind=torchvision", "data.dataset=CIFAR10"],
-            "data.num_classes: must be a number with data.kind=torchvision, got 'auto'; set data.num_classes to the",
-        ),
+        (["data.kind=torchvision", "data.dataset=CIFAR10"], "data.num_classes: must be a number with"),
         (["data.multi_label=true"], "data.num_classes: must be a number with data.multi_label, got 'auto'"),
         (
             ["data.kind=hdf5", "data.num_classes=0", "data.image_channels=1", "data.range=auto"],
             "data.range: must be two numbers with data.kind=hdf5, got 'auto'; set data.range to the values of black",
         ),
-        (
-            ["data.kind=huggingface", "data.num_classes=0", "data.range=[0,9]"],
-            "data.image_channels: must be a number with data.kind=huggingface, got 'auto'; set data.image_channels to",
-        ),
+        (["data.kind=huggingface", "data.num_classes=0", "data.range=[0,9]"], "data.image_channels: must be a number"),
         (["data.range=automatic"], "data.range: must be"),
-        (
-            ["data.crop_from=64"],
-            "data.resolution: must be a size with data.crop_from, got 'auto 32'; set data.resolution to the pixels of",
-        ),
+        (["data.crop_from=64"], "data.resolution: must be a size with data.crop_from, got 'auto 32'"),
         (
             ["data.kind=hdf5", "data.num_classes=0", "data.image_channels=1", "data.range=[0,9]"],
             "data.resolution: must be a size with data.kind=hdf5, got 'auto 32'; set data.resolution to the pixels of",

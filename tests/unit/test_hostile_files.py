@@ -174,9 +174,7 @@ def test_compressed_weights_are_not_inflated(tmp_path):
     path = compressed(tmp_path / "x.pth")
     with pytest.raises(UserError, match=r"--weights: .*x.pth' cannot be read: its member .* is compressed"):
         read_source("r3gan", path, None)
-    with pytest.raises(
-        UserError, match=r"weights: '.*' does not contain the network's weights: its member .* is compressed"
-    ):
+    with pytest.raises(UserError, match=r"weights: '.*' does not contain the network's weights: .* is compressed"):
         load_weights(torch.nn.Linear(1, 1), path)
     with pytest.raises(pickle.UnpicklingError, match=r"its member .* is compressed"):
         _storage(path.read_bytes())
@@ -243,9 +241,7 @@ def test_members_that_share_their_bytes_are_refused(tmp_path):
 
 def test_tensors_larger_than_their_storage_are_refused(tmp_path):
     torch.save({"x": torch.zeros(1).expand(2**40)}, tmp_path / "x.pth")
-    with pytest.raises(
-        UserError, match=r"--weights: must be a state dict, got '.*' \(x is larger than its storage\); save"
-    ):
+    with pytest.raises(UserError, match=r"--weights: must be a state dict, got '.*' \(x is larger than its storage\)"):
         read_source("r3gan", tmp_path / "x.pth", None)
     file = io.BytesIO()
     torch.save(torch.zeros(4).storage(), file, _use_new_zipfile_serialization=False)

@@ -259,11 +259,7 @@ def test_what_is_refused(tmp_path, overrides, field, problem, remedy):
         (["data.num_classes=2"], "data.num_classes", "must be 0 with data.kind=unpaired_folders"),
         (["data.input_root=null"], "data.input_root", "must be given with data.kind=unpaired_folders"),
         (["data.root=null"], "data.root", "must be given with data.kind=unpaired_folders"),
-        (
-            ["generator={family: dcgan, latent_size: 8}"],
-            "generator.family",
-            "must be a family for images of two domains",
-        ),
+        (["generator={family: dcgan, latent_size: 8}"], "generator.family", "must be a family for images of two"),
         (["data.input_channels=1"], "objective.identity", "must be 0 where domains differ in channels"),
         (["objective.l1=1"], "objective.l1", "must be 0 with data.kind=unpaired_folders"),
         (["augmentation={kind: diffaugment}"], "augmentation", "must be null with pairs of images"),

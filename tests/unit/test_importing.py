@@ -335,7 +335,5 @@ def test_weights_of_another_source_are_refused(tmp_path, capsys):
 
 def test_a_file_that_was_not_exported_is_no_network(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(
-        UserError, match=r"must be an exported network: KeyError: 'network'; give a file that `bigsgan export` wrote"
-    ):
+    with pytest.raises(UserError, match=r"must be an exported network: KeyError: 'network'"):
         bigsgan.load(tmp_path / "x.safetensors")

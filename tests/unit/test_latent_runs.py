@@ -137,9 +137,7 @@ def test_a_run_resumes_with_its_own_autoencoder_alone(tmp_path):
         refuse_other_codec(before, latents_of(tmp_path, "moved"))
     config = tmp_path / "moved" / "config.json"
     config.write_text(config.read_text().replace('"scaling_factor": 0.5', '"scaling_factor": 0.25'))
-    with pytest.raises(
-        UserError, match=r"data\.codec\.path: .*moved' shifts and scales .* \(scale 0\.25, shift 0, before"
-    ):
+    with pytest.raises(UserError, match=r"data\.codec\.path: .*moved' shifts and scales"):
         refuse_other_codec(saved, latents_of(tmp_path, "moved"))
     refuse_other_codec(saved, latents_of(tmp_path, "moved", scale=0.25))  # which --allow-change has let pass
     torch.nn.init.ones_(network.post_quant_conv.bias)

@@ -242,10 +242,7 @@ def test_depth_adds_blocks_that_keep_their_size():
 
 def test_groups_that_do_not_divide_are_refused():
     data = Data(kind="synthetic", resolution=64, image_channels=3)
-    with pytest.raises(
-        UserError,
-        match=r"generator.groups: must divide the 12 channels of a feature map, got 8; set generator.groups to",
-    ):
+    with pytest.raises(UserError, match=r"generator.groups: must divide the 12 channels of a feature map, got 8"):
         DCGANGenerator(block="grouped", channels=12).check(data)
     with pytest.raises(UserError, match=r"discriminator\.groups: must divide the 96 channels"):
         BigGANDiscriminator(block="grouped", groups=5).check(data)

@@ -114,7 +114,5 @@ def test_names_of_metrics():
     for wrong in ("fid", "fid50m", "foo50k", "50k", "fid-5k", "fid5", "fid999999999k"):
         with pytest.raises(UserError, match=r"^--metrics: "):
             parse_metric(wrong, "--metrics")
-    with pytest.raises(
-        UserError, match=r"metrics.names: 'ppl10k' is not available during training; remove it, and measure it on a"
-    ):
+    with pytest.raises(UserError, match=r"metrics.names: 'ppl10k' is not available during training"):
         Metrics(names=["fid1k", "ppl10k"], every_nimg=1)

@@ -52,8 +52,7 @@ def test_buffers_suffice(tmp_path, kind, momentum, section, expected):
 
 def test_too_few_buffers_are_refused(tmp_path):
     with pytest.raises(
-        UserError,
-        match=r"zero_optimization.offload_optimizer.buffer_count: must be at least 4 with adam, got 3; set",
+        UserError, match=r"zero_optimization.offload_optimizer.buffer_count: must be at least 4 with adam, got 3; set"
     ):
         nvme.num_swap_buffers(file_for(tmp_path, buffer_count=3), Optimizer(kind="adam", lr=1e-3))
 
@@ -94,9 +93,7 @@ def test_a_file_system_that_refuses_direct_writes_is_refused(tmp_path, monkeypat
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(
-        UserError, match=r"zero_optimization.offload_optimizer.nvme_path: must support O_DIRECT writes in blocks of"
-    ):
+    with pytest.raises(UserError, match=r"offload_optimizer.nvme_path: must support O_DIRECT writes in blocks of"):
         nvme.open_swap_directory(file_for(tmp_path), "generator", 0)
     monkeypatch.undo()
     _, release = nvme.open_swap_directory(file_for(tmp_path), "generator", 0)  # nothing was left locked
@@ -104,9 +101,6 @@ def test_a_file_system_that_refuses_direct_writes_is_refused(tmp_path, monkeypat
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"zero_optimization.offload_optimizer.nvme_path: must be a directory, got '.*'; give one on a",
-    ):
+    with pytest.raises(UserError, match=r"zero_optimization.offload_optimizer.nvme_path: must be a directory"):
         nvme.open_swap_directory(file_for(tmp_path / "none"), "generator", 0)
     assert not (tmp_path / "none").exists()

@@ -48,10 +48,7 @@ def test_weights_that_a_constructor_draws_follow_the_seed(tmp_path):
         ("Several'", "must return a tensor of floats of one shape from its method means, returns [tensor("),
         ("not_reduced'", "must return a scalar tensor, returns a tensor of shape (2,) and torch.float32"),
         ("of_reals'", "has no gradient"),  # of G's: the images are not its own
-        (
-            "of_gradients_and_logits', network: discriminator",
-            "must read images and their labels, what D returns, or gradients, not several",
-        ),
+        ("of_gradients_and_logits', network: discriminator", "must read images and their labels, what D returns, or"),
         ("Slopes', arguments: {scale: 1.0}", "cannot be called: its call takes real_gradients"),
         ("bounded'", "cannot be called: its call takes real_logits"),
         ("Counting'", "keeps calls from one call to the next"),

@@ -106,9 +106,7 @@ def test_a_discriminator_with_a_double_backward_has_no_stages(method):
 @pytest.mark.slow
 def test_where_nothing_fits_the_closest_says_what_it_needs():
     found, resources = survey(2, 1e6)
-    with pytest.raises(
-        UserError, match=r"--gpu-memory: must be at least .* GiB for the smallest layout, .*, got"
-    ) as caught:
+    with pytest.raises(UserError, match=r"--gpu-memory: must be at least .* GiB for the smallest layout,") as caught:
         report.check(found, resources)
     assert caught.value.field == "--gpu-memory"
     needed = found.closest.prediction.peak / USABLE

@@ -191,9 +191,7 @@ def test_bn_eps_is_that_of_the_blocks(tmp_path):
 
 def test_weights_without_spectral_norm_are_refused():
     state = {name: t for name, t in state_of("biggan", "generator").items() if not name.endswith(("u0", "sv0"))}
-    with pytest.raises(
-        UserError, match="weights: must have spectral norm, as all BigGANs here; give a generator trained with it"
-    ):
+    with pytest.raises(UserError, match="weights: must have spectral norm, as all BigGANs here"):
         biggan_pytorch.generator_state(state)
 
 
@@ -211,9 +209,7 @@ def test_studiogan_at_64_has_its_own_widths(tmp_path):
 
 
 def test_multiples_are_one_for_each_feature_map(tmp_path):
-    with pytest.raises(
-        UserError, match=r"generator.multiples: must have 3 numbers, got \[4, 2\] \(from 4x4 to 16x16\)"
-    ):
+    with pytest.raises(UserError, match=r"generator.multiples: must have 3 numbers, got \[4, 2\]"):
         tiny_recipe(tmp_path, "generator.multiples=[4, 2]")
     alone = ["generator.channels=8", "generator.attention=[]"]
     stack = build_network(tiny_recipe(tmp_path, "generator.multiples=[4, 2, 1]", *alone), "generator")

@@ -216,14 +216,8 @@ def test_pairs_stand_side_by_side(make_run, tmp_path):
         (["--mix", "4"], "--mix: needs a generator with styles"),
         (["--mix", "4", "--interpolate", "3"], "--interpolate: cannot be combined with --mix"),
         (["--files", "--truncation", "0.3,0.5"], "--files: cannot be combined with --truncation"),
-        (
-            ["--truncation", "0.3,0.5", "--num", "7"],
-            "--num: must be 20 with 2 truncations of 10 columns",
-        ),
-        (
-            ["--truncation", "0.3,0.5", "--num", "4", "--classes", "1-3"],
-            "--num: must be 6 with 2 truncations of 3 columns",
-        ),
+        (["--truncation", "0.3,0.5", "--num", "7"], "--num: must be 20 with 2 truncations of 10 columns"),
+        (["--truncation", "0.3,0.5", "--num", "4", "--classes", "1-3"], "--num: must be 6 with 2 truncations of 3"),
         (["--interpolate", "4", "--num", "99999999"], "--interpolate: must be at most 0 with images of 16x16"),
         (["--truncation", "0.3,0"], "--truncation: must be at least 0.02, got 0.0"),
     ],

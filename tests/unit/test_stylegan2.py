@@ -291,9 +291,7 @@ def test_a_recipe_builds_both_networks(tmp_path):
     latents, labels, seeds = inputs_of()
     assert d(g(latents, labels, seeds), labels).shape == (4,)
     plan_run(recipe, 2)
-    with pytest.raises(
-        UserError, match=r"discriminator.mbstd_group: must divide the 2 images of a micro-batch on one rank, got 4; set"
-    ):
+    with pytest.raises(UserError, match=r"discriminator.mbstd_group: must divide the 2 images of a micro-batch on one"):
         plan_run(recipe, 4)
     plan_run(tiny_recipe(tmp_path, *tiny, "discriminator.mbstd_channels=0"), 4)
 

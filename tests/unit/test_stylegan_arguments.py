@@ -107,10 +107,7 @@ def test_a_converted_discriminator_becomes_a_run(tmp_path):
     recipe, _ = importing.make_recipe(found, tmp_path / "run")
     assert (recipe.discriminator.mapping_layers, recipe.discriminator.mbstd_group) == (0, None)
     plan_run(recipe, 1)
-    with pytest.raises(
-        UserError,
-        match=r"discriminator.mbstd_group: must be given, got null \(null needs the whole batch at once, which",
-    ):
+    with pytest.raises(UserError, match=r"discriminator.mbstd_group: must be given, got null"):
         plan_run(recipe, 2)
 
 
@@ -192,11 +189,7 @@ SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
     "embed_features": ("generator", {"mapping.embed.weight": (5, 3)}, r"mapping_kwargs\.embed_features' is 5"),
     "layer_features": ("generator", {"mapping.fc0.weight": (5, 9)}, r"mapping_kwargs\.layer_features' is 5"),
     "cmap_dim": ("discriminator", {"b4.out.weight": (5, 8)}, r"weights: 'mapping_kwargs.layer_features' is 12; only"),
-    "no cmap_dim": (
-        "discriminator",
-        {"mapping.embed.weight": (0, 3)},
-        r"weights: 'cmap_dim' is 0, a discriminator that",
-    ),
+    "no cmap_dim": ("discriminator", {"mapping.embed.weight": (0, 3)}, r"weights: 'cmap_dim' is 0, a discriminator"),
     "RGBA": ("generator", {"synthesis.b{}.torgb.weight": (4, 8, 1, 1)}, r"img_channels' is 4 \(RGBA\)"),
 }
 

@@ -135,10 +135,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "one out": (["--sweep", "same.txt"], "--sweep: 'unset' is the `out` of both task 1 and task 2; give each line its"),
     "array 0": (["--sweep", "good.txt", "--array", "0-2"], "--array: must be within 1-2, as the sweep has 2 lines of"),
     "array": (["--sweep", "good.txt", "--array", "x"], "--array: must be a list of tasks as in Slurm, got 'x'; write"),
-    "array of one": (
-        ["--sweep", "one.txt", "--array", "2"],
-        "must be within 1-1, as the sweep has 1 line of overrides",
-    ),
+    "array of one": (["--sweep", "one.txt", "--array", "2"], "must be within 1-1, as the sweep has 1 line of"),
     "no account": (["--account", ""], "--account: must have a value, got ''; give one, or remove the option"),
     "an empty option": (["--sbatch", " "], "--sbatch: must have a value, got ' '"),
     **{

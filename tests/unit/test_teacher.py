@@ -170,9 +170,7 @@ def test_programs_that_do_not_fit(tmp_path, name):
 def test_a_teacher_of_another_width_is_refused(tmp_path, family):
     override = write_teacher(tmp_path / "t.pt", width=6)
     recipe = tiny_recipe(tmp_path, *TINY_GAMES[family], *override, "objective.teacher.width=8")
-    with pytest.raises(
-        UserError, match=r"must make tokens \(2, 8\) and \(2, P, 8\) .*it makes \(2, 6\) and \(2, 16, 6\)"
-    ):
+    with pytest.raises(UserError, match=r"must make tokens \(2, 8\) and \(2, P, 8\) .*it makes \(2, 6\) and"):
         build_teacher(recipe, CPU)
 
 

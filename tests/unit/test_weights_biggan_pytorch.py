@@ -124,23 +124,11 @@ def test_without_a_hierarchical_latent_blocks_see_the_label_alone():
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (
-            without("shared.weight"),
-            "weights: must be a generator of BigGAN-PyTorch, which has shared.weight; give the state dict of",
-        ),
-        (
-            without("blocks.2.0.conv1.u0"),
-            "weights: does not fit the network here at layers.4.conv1.u and 1 other tensor; give a network",
-        ),
+        (without("shared.weight"), "weights: must be a generator of BigGAN-PyTorch, which has shared.weight"),
+        (without("blocks.2.0.conv1.u0"), "weights: does not fit the network here at layers.4.conv1.u and 1 other"),
         (without("output_layer.0.stored_mean"), "layers.6.norm.statistics.running_mean and 0 other tensors"),
-        (
-            without("blocks.1.0.conv2.weight"),
-            "weights: must be a network of BigGAN-PyTorch, which has blocks.1.0.conv2.weight; give the state",
-        ),
-        (
-            add_attention,
-            "weights: does not fit the network here at layers.2.attention.gamma and 12 other tensors; give a",
-        ),
+        (without("blocks.1.0.conv2.weight"), "weights: must be a network of BigGAN-PyTorch, which has"),
+        (add_attention, "weights: does not fit the network here at layers.2.attention.gamma and 12 other tensors"),
         (widen, r"weights: has blocks of \[16, 9, 4, 2\] channels, which no resolution has; give a state dict of"),
     ],
 )
@@ -152,10 +140,7 @@ def test_another_networks_state_is_refused(change, problem):
 
 
 def test_the_wrong_networks_state_is_refused():
-    with pytest.raises(
-        UserError,
-        match=r"weights: must be a discriminator of BigGAN-PyTorch, which has embed.weight; give the state dict",
-    ):
+    with pytest.raises(UserError, match=r"weights: must be a discriminator of BigGAN-PyTorch, which has embed.weight"):
         discriminator_state(state_of("biggan", "generator"))
     with pytest.raises(UserError, match=r"must be a generator .*has output_layer\.2\.weight"):
         generator_state(state_of("biggan_deep", "discriminator"))

@@ -215,21 +215,9 @@ def change(state: dict[str, Tensor], **changes: Any) -> dict[str, Tensor]:
     [
         ("generator", {"mapping__w_avg": None}, "'mapping.w_avg' is missing"),
         ("generator", {"mapping__fc1__bias": None}, r"'layers\.0\.network\.fc\.1\.bias' has no counterpart"),
-        (
-            "generator",
-            {"mapping__fc1__bias": torch.zeros(3)},
-            r"weights: 'mapping.fc1.bias' has the shape \(3,\), not \(8,\); give the weights of a StyleGAN2",
-        ),
-        (
-            "generator",
-            {"extra": torch.zeros(3)},
-            "weights: 'extra' is not an entry of StyleGAN2; give the weights of a StyleGAN2 network of",
-        ),
-        (
-            "generator",
-            {"synthesis__b8__skip__weight": torch.zeros(3)},
-            "weights: 'synthesis.b8.skip.weight' is not an entry of StyleGAN2; give the weights of a",
-        ),
+        ("generator", {"mapping__fc1__bias": torch.zeros(3)}, r"weights: 'mapping.fc1.bias' has the shape \(3,\), not"),
+        ("generator", {"extra": torch.zeros(3)}, "weights: 'extra' is not an entry of StyleGAN2"),
+        ("generator", {"synthesis__b8__skip__weight": torch.zeros(3)}, "weights: 'synthesis.b8.skip.weight' is not an"),
         ("generator", {"synthesis__b4__torgb__weight": None}, "'synthesis.b4.torgb.*' is not an entry"),
         ("generator", {"synthesis__b8__conv1__weight": torch.zeros(3, 3, 3, 3)}, "that no channel_base gives"),
         ("generator", {"synthesis__b32__const": torch.zeros(3)}, "is missing, or is not a weight"),
@@ -237,11 +225,7 @@ def change(state: dict[str, Tensor], **changes: Any) -> dict[str, Tensor]:
         ("discriminator", {"b4__fromrgb__weight": torch.zeros(3)}, r"'b\d+\.skip.*' is not an entry"),
         ("discriminator", {"b16__fromrgb__weight": None}, "'b16.fromrgb.weight' is missing"),
         ("discriminator", {"b4__out__bias": torch.zeros(1)}, r"has the shape \(1,\)"),
-        (
-            "discriminator",
-            {"mapping__w_avg": torch.zeros(1)},
-            "weights: 'mapping.w_avg' is not an entry of StyleGAN2; give the weights of a StyleGAN2 network",
-        ),
+        ("discriminator", {"mapping__w_avg": torch.zeros(1)}, "weights: 'mapping.w_avg' is not an entry of StyleGAN2"),
     ],
 )
 def test_other_states_are_refused(kind, changes, message):
