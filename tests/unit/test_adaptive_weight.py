@@ -33,7 +33,6 @@ def test_factor():
 
 
 def doubt(fake_logits):
-    """A term of logits."""
     return fake_logits.mean()
 
 

@@ -217,8 +217,6 @@ def test_maps_that_a_decoder_does_not_take(tmp_path, maps, problem):
 
 
 class Detached(nn.Module):
-    """Without a gradient."""
-
     def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
         return [images.detach()]
 

@@ -156,22 +156,16 @@ OBJECTIVE = "objective={{l1: 3, reuse_fakes: true, terms: [{}]}}"
 
 
 class Loses(nn.Module):
-    """Leaves out an output."""
-
     def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(1, 1, 1)
 
     def forward(self, images, labels, seeds):
-        """Two tensors."""
         return self.layer(images), images
 
 
 class Totals(Loses):
-    """Returns a total of the batch."""
-
     def forward(self, images, labels, seeds):
-        """Three tensors."""
         return self.layer(images), images, images.sum()
 
 
@@ -179,7 +173,6 @@ class Mixes:
     """A term of outputs and of logits."""
 
     def __call__(self, code, fake_logits):
-        """A scalar."""
         return code.mean() * fake_logits.mean()
 
 

@@ -102,7 +102,6 @@ class Forgets(nn.Module):
         self.register_buffer("table", torch.ones(3).to(dtype))
 
     def initialize(self, generators):
-        """Forget the buffer."""
         self.filled.zero_()
 
 

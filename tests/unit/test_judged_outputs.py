@@ -35,8 +35,6 @@ class Judge(nn.Module):
 
 
 class Linear(nn.Module):
-    """A logit and a mean."""
-
     def __init__(self, image_channels):
         super().__init__()
         self.layer = nn.Linear(image_channels, 1)
@@ -52,7 +50,6 @@ def ours_last(image_channels):
 
 
 def small(fake_mean, real_means):
-    """A term of D."""
     return fake_mean.square().mean() + 2 * real_means.square().mean()
 
 
@@ -67,7 +64,6 @@ def across(fake_logits, fake_mean):
 
 
 def near(fake_means):
-    """A term of G."""
     return fake_means.abs().mean()
 
 

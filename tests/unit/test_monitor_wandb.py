@@ -48,7 +48,6 @@ def offline(monkeypatch, tmp_path):
 
 @pytest.fixture
 def warnings(caplog):
-    """What bigsgan has logged."""
     return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("bigsgan")]
 
 

@@ -90,17 +90,14 @@ def test_what_cannot_be_called(tmp_path, name, told):
 
 
 def raising():
-    """Raise."""
     raise ValueError("not today")
 
 
 def number():
-    """Return no module."""
     return 3
 
 
 def built(latent_size):
-    """Return modules, not functions."""
     return [nn.Linear(latent_size, 3)]
 
 
@@ -165,7 +162,6 @@ class Torchs(nn.Module):
         nn.init.trunc_normal_(self.linear.weight, std=0.02)
 
     def forward(self, z, y):
-        """Images."""
         return self.gain * self.constant * self.linear(z).unflatten(1, self.shape)
 
 
@@ -184,39 +180,27 @@ def test_a_constructor_fills_its_own(tmp_path):
 
 
 class Drops(Torchs):
-    """Has dropout."""
-
     def __init__(self, latent_size, image_channels, resolution):
         super().__init__(latent_size, image_channels, resolution)
         self.inner = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
 
     def forward(self, z, y):
-        """Images."""
         return super().forward(self.inner(z), y)
 
 
 class Counts(Torchs):
-    """Changes a buffer."""
-
     def forward(self, z, y):
-        """Images."""
         self.table += 1
         return super().forward(z, y)
 
 
 class Throws(Torchs):
-    """Draws from numpy."""
-
     def forward(self, z, y):
-        """Images."""
         return super().forward(z + float(np.random.rand()), y)
 
 
 class Meets(Torchs):
-    """Compares samples."""
-
     def forward(self, z, y):
-        """Images."""
         return super().forward(z - z.mean(0), y)
 
 
@@ -279,18 +263,13 @@ class Infinite(Torchs):
 
 
 class Empty(Torchs):
-    """Leaves a parameter empty."""
-
     def __init__(self, latent_size, image_channels, resolution):
         super().__init__(latent_size, image_channels, resolution)
         self.scale = nn.Parameter(torch.empty(3))
 
 
 class Small(Torchs):
-    """Makes images of another size."""
-
     def forward(self, z, y):
-        """Images."""
         return super().forward(z, y)[..., :8, :8]
 
 
@@ -341,7 +320,6 @@ def test_what_cannot_be_trained(tmp_path, function, told):
 
 
 def bare():
-    """Return a module without parameters."""
     return nn.Identity()
 
 
@@ -505,14 +483,11 @@ def stacked(latent_size, image_channels, resolution):
 
 
 class FirstOnly(nn.Module):
-    """Drops the labels."""
-
     def __init__(self, module):
         super().__init__()
         self.module = module
 
     def forward(self, x, labels):
-        """(N, Z), (N,) -> (N, 8)."""
         return self.module(x)
 
 
@@ -527,8 +502,6 @@ def test_a_stack_of_torchs_layers(tmp_path):
 
 
 class Weighted(Torchs):
-    """Initializes its batch norm as DCGAN does."""
-
     def __init__(self, latent_size, image_channels, resolution):
         super().__init__(latent_size, image_channels, resolution)
         self.norm = nn.BatchNorm1d(latent_size)
@@ -560,15 +533,12 @@ def test_an_empty_parameter_is_a_buffer(tmp_path):
 
 
 class Ties(Torchs):
-    """Uses one weight twice."""
-
     def __init__(self, latent_size, image_channels, resolution):
         super().__init__(latent_size, image_channels, resolution)
         self.one, self.other = nn.Linear(latent_size, latent_size), nn.Linear(latent_size, latent_size)
         self.other.weight = self.one.weight
 
     def forward(self, z, y):
-        """Images."""
         return super().forward(self.other(self.one(z)), y)
 
 

@@ -202,8 +202,6 @@ class Last(nn.Module):
 
 
 class Detached(nn.Module):
-    """Without a gradient."""
-
     def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
         return [images.detach()]
 

@@ -64,7 +64,6 @@ class Job:
         return done, (self.directory / "calls").read_text().splitlines()
 
     def progress(self, nimg: int) -> None:
-        """Add a checkpoint."""
         (self.directory / "the run" / "checkpoints" / f"{nimg:012d}").mkdir(parents=True)
 
 
