@@ -63,18 +63,11 @@ def test_vectors_of_dataset_json(tmp_path, kind):
 
 
 # What the label is of an image in dataset.json, by the keys of the data section.
+MARKED = {"num_classes": 3, "multi_label": True}
 FORMS = {
     "a class": ({"num_classes": 3, "missing_labels": "accept"}, [2, 0, None], [[0, 0, 1], [1, 0, 0], [0, 0, 0]]),
-    "several classes": (
-        {"num_classes": 3, "multi_label": True},
-        [[1, 0, 1], 1, [0] * 3],
-        [[1, 0, 1], [0, 1, 0], [0] * 3],
-    ),
-    "a class and numbers": (
-        {"num_classes": 2, "condition_size": 1},
-        [[1, 0, 0.5], [0, 1, 7], [1, 0, -2]],
-        [[1, 0, 0.5], [0, 1, 7], [1, 0, -2]],
-    ),
+    "several classes": (MARKED, [[1, 0, 1], 1, [0] * 3], [[1, 0, 1], [0, 1, 0], [0] * 3]),
+    "a class and numbers": ({"num_classes": 2, "condition_size": 1}, *[[[1, 0, 0.5], [0, 1, 7], [1, 0, -2]]] * 2),
 }
 
 
@@ -91,7 +84,7 @@ def test_one_number_needs_no_list(tmp_path, labels):
     np.testing.assert_array_equal(build_dataset(section(root, condition_size=1)).labels, np.float32([[0.5], [-2], [3]]))
 
 
-NUMBERS, MARKS = {"condition_size": 3}, {"num_classes": 3, "multi_label": True}
+NUMBERS = {"condition_size": 3}
 WRONG = [
     (NUMBERS, None, "it is missing"),
     (NUMBERS, [1, 2], "it has 2 numbers, not 3"),
@@ -101,8 +94,8 @@ WRONG = [
     (NUMBERS, [1, 2, 10**39], "it has a number that is not finite"),
     (NUMBERS, [1, 2, 10**400], "it is neither a number nor a list of numbers"),
     (NUMBERS, ["x", 2, 3], "it is neither a number nor a list of numbers"),
-    (MARKS, [0, 2, 0], "its first 3 numbers are not 0 or 1"),
-    (MARKS, 3, "it is 3.0, and not a class from 0 to 2"),
+    (MARKED, [0, 2, 0], "its first 3 numbers are not 0 or 1"),
+    (MARKED, 3, "it is 3.0, and not a class from 0 to 2"),
     ({"num_classes": 3, "missing_labels": "accept"}, [1, 1, 0], "it has 2 classes, not one"),
     ({"num_classes": 2, "condition_size": 1}, [0, 0, 1], "it has 0 classes, not one"),
 ]
@@ -146,25 +139,16 @@ TABLES = {
     "classes": ([["class"], [2], [0], [1]], {"num_classes": 3}, [2, 0, 1], []),
     "no head": ([[2], [0], [1]], {"num_classes": 3}, [2, 0, 1], []),
     "names": ([["class"], ["dog"], ["cat"], ["dog"]], {"num_classes": 2}, [1, 0, 1], ["cat", "dog"]),
-    "a mark of one class": (
-        [["hat"], [-1], [1], [1]],
-        {"num_classes": 1, "multi_label": True},
-        [[0], [1], [1]],
-        ["hat"],
-    ),
+    "a mark of one class": ([["hat"], [-1], [1], [1]], {**MARKED, "num_classes": 1}, [[0], [1], [1]], ["hat"]),
     "attributes": (
         [["hat", "tie"], [-1, 1], [1, 1], [-1, -1]],
-        {"num_classes": 2, "multi_label": True},
-        [[0, 1], [1, 1], [0, 0]],
-        ["hat", "tie"],
+        *({**MARKED, "num_classes": 2}, [[0, 1], [1, 1], [0, 0]], ["hat", "tie"]),
     ),
     "numbers": ([["x", "y", "z"], *VECTORS], {"condition_size": 3}, VECTORS, []),
     "one number": ([["x"], [0.5], [-1], [2]], {"condition_size": 1}, [[0.5], [-1], [2]], []),
     "a missing row": (
         [["x", "y"], ["", ""], [1, 2], [3, 4]],
-        {"condition_size": 2, "missing_labels": "accept"},
-        [[0, 0], [1, 2], [3, 4]],
-        [],
+        *({"condition_size": 2, "missing_labels": "accept"}, [[0, 0], [1, 2], [3, 4]], []),
     ),
 }
 
@@ -432,10 +416,7 @@ def test_samples_of_a_run_without_its_data(moved):
 
 REFUSED = {
     "--conditions: needs a run whose labels are vectors": ["--conditions", "x.csv"],
-    "--conditions: must hold vectors of 3 numbers, got 'two.csv' (it is float64 of shape (1, 2))": [
-        "--conditions",
-        "two.csv",
-    ],
+    "--conditions: must hold vectors of 3 numbers, got 'two.csv' (it is float64 of ": ["--conditions", "two.csv"],
     "--conditions: 'nan.csv' has numbers that are not finite": ["--conditions", "nan.csv"],
     "--conditions: cannot be combined with --classes": ["--conditions", "two.csv", "--classes", "hat"],
     "--classes: cannot tell the other numbers of a label": ["--classes", "hat"],
@@ -513,12 +494,7 @@ def test_a_run_on_vectors(tmp_path, monkeypatch):
         assert trainer.sample(2).shape == (2, 1, 16, 16)
     np.testing.assert_array_equal(np.load("run/labels.npy"), LABELS)
     # As many numbers with another meaning: no row of an embedding is taken over.
-    other = [
-        "data.num_classes=0",
-        "data.multi_label=false",
-        "data.condition_size=3",
-        "init_from.run=run",
-    ]
+    other = ["data.num_classes=0", "data.multi_label=false", "data.condition_size=3", "init_from.run=run"]
     with bigsgan.Trainer(Recipe.read("digits_dcgan", "out=other", *options, *other)) as trainer:
         for _ in trainer:
             pass

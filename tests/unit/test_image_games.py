@@ -182,7 +182,7 @@ def replaced(game, overrides):
     return [*(each for each in game if each.partition("=")[0] not in keys), *overrides]
 
 
-READS = "generator={{family: '{}', reads: images, seeds: true, outputs: {}}}"
+READS = f"generator={{family: '{__name__}:%s', reads: images, seeds: true, outputs: [code, classes]}}"
 
 
 @pytest.mark.parametrize(
@@ -190,47 +190,22 @@ READS = "generator={{family: '{}', reads: images, seeds: true, outputs: {}}}"
     [
         (["generator.outputs=[]"], "generator.family", "must return one tensor of floats", "name what comes after"),
         (["generator.outputs=[code]"], "generator.outputs", "must be the names of the 2 tensors that", "name each"),
+        ([READS % "Loses"], "generator.outputs", "of the 1 tensor that", "name each"),
         (
-            [READS.format(f"{__name__}:Loses", "[code, classes]")],
-            "generator.outputs",
-            "of the 1 tensor that",
-            "name each",
-        ),
-        (
-            [READS.format(f"{__name__}:Totals", "[code, classes]")],
+            [READS % "Totals"],
             "generator.outputs",
             "must be an output of 4 samples, is of shape []",
-            "an entry for each sample",
+            "an entry for each",
         ),
-        (
-            ["generator.outputs=[code, code]"],
-            "generator.outputs.1",
-            "is the name of something else",
-            "a name of its own",
-        ),
+        (["generator.outputs=[code, code]"], "generator.outputs.1", "is the name of something", "a name of its own"),
         (["generator.outputs=[code, images]"], "generator.outputs.1", "is the name of something", "a name of its own"),
-        (
-            ["generator.latent_size=8"],
-            "generator.latent_size",
-            "must be unset with generator.reads=images",
-            "remove it",
-        ),
+        (["generator.latent_size=8"], "generator.latent_size", "must be unset with generator.reads", "remove it"),
         (["generator.reads=latents"], "generator.latent_size", "must be given", "set reads=images"),
         (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with generator.reads=images", "remove it"),
         (["objective.reuse_fakes=false"], "objective.reuse_fakes", "must be true with a generator from", "=true"),
         (["data.num_classes=10"], "data.num_classes", "must be 0 with generator.reads=images", "data.num_classes=0"),
-        (
-            [OBJECTIVE.format(f"{{use: '{__name__}:Mixes'}}")],
-            "objective.terms.0.use",
-            "must read outputs, images, labels or input_images, not real images or logits too",
-            "make two terms",
-        ),
-        (
-            ["generator.outputs=[other, classes]"],
-            "objective.terms.0.arguments.code",
-            "must be given",
-            "add it to the recipe",
-        ),
+        ([OBJECTIVE.format(f"{{use: '{__name__}:Mixes'}}")], "objective.terms.0.use", "must read outputs", "make two"),
+        (["generator.outputs=[other, classes]"], "objective.terms.0.arguments.code", "must be given", "add it to"),
     ],
 )
 def test_what_is_refused(tmp_path, overrides, field, problem, remedy):
