@@ -25,11 +25,7 @@ DIT = 'generator={family: "adapter:OneStep", latent_size: 256}'
 LAYERS = 'generator={family: "mylayers:generator", latent_size: 32}'
 PLAIN = 'discriminator={family: "mynets:Discriminator"}'
 SCALES = 'discriminator={family: "multiscale:Discriminator"}'
-FORMS = {
-    "zero1": [DIT],
-    "zero3": [DIT],
-    "stages": [LAYERS, "engines.generator.pipeline_stages=2", "accumulation=2"],
-}
+FORMS = {"zero1": [DIT], "zero3": [DIT], "stages": [LAYERS, "engines.generator.pipeline_stages=2", "accumulation=2"]}
 
 
 @pytest.fixture

@@ -83,10 +83,7 @@ def test_diffaugment_is_the_published_one(name, channels, policy):
     assert_close(found, torch.from_numpy(record["published"]), rtol=0, atol=1e-5)
 
 
-LAYERS = {
-    "ada": lambda: ada("bgcfnc", 0.7),
-    "diffaugment": lambda: DiffAugment(["color", "translation", "cutout"], 3),
-}
+LAYERS = {"ada": lambda: ada("bgcfnc", 0.7), "diffaugment": lambda: DiffAugment(["color", "translation", "cutout"], 3)}
 
 
 def batch(num: int = 6, channels: int = 3, size: tuple[int, int] = (12, 12)) -> tuple[Tensor, Tensor, Tensor]:

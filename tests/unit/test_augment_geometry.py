@@ -91,10 +91,7 @@ ANGLE = 0.7
         *(
             (
                 {name: ANGLE},
-                lambda x, y: (
-                    x * math.cos(ANGLE) - y * math.sin(ANGLE),
-                    x * math.sin(ANGLE) + y * math.cos(ANGLE),
-                ),
+                lambda x, y: (x * math.cos(ANGLE) - y * math.sin(ANGLE), x * math.sin(ANGLE) + y * math.cos(ANGLE)),
             )
             for name in ("rotation_before", "rotation_after")
         ),

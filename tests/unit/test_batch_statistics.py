@@ -16,9 +16,7 @@ from torch.testing import assert_close
 from bigsgan.config import NETWORKS
 from bigsgan.models.batch_norm import AffineBatchNorm, BatchStatistics, ConditionalBatchNorm
 from bigsgan.models.build import network_on_meta
-from bigsgan.models.layers import (
-    moving_state,
-)
+from bigsgan.models.layers import moving_state
 from bigsgan.models.network import initialize
 from tests.tiny import TINY_GAMES, tiny_recipe
 from tests.unit.test_layers import randomize

@@ -17,12 +17,7 @@ from bigsgan.config.data import Data
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
-from bigsgan.models.biggan_deep import (
-    DiscriminatorBlock,
-    GeneratorBlock,
-    discriminator_layers,
-    generator_layers,
-)
+from bigsgan.models.biggan_deep import DiscriminatorBlock, GeneratorBlock, discriminator_layers, generator_layers
 from bigsgan.models.layers import SelfAttention
 from bigsgan.models.network import LayerStack, initialize
 from tests.networks import D_MAPS, D_WIDTHS, G_MAPS, G_WIDTHS, RESOLUTIONS, attention_numel, carried, numel

@@ -60,11 +60,7 @@ def test_images_go_there_and_back(tmp_path, architecture):
     both, labels = torch.randn(2, 2, 16, 16), torch.zeros(2, dtype=torch.int64)
     to_a, to_b = g.layers["0"].to_a, g.layers["0"].to_b
     a, b = both.split(1, dim=1)
-    expected = [
-        [to_a(b), to_b(a)],
-        [to_a(to_b(a)), to_b(to_a(b))],
-        [to_a(a), to_b(b)],
-    ]
+    expected = [[to_a(b), to_b(a)], [to_a(to_b(a)), to_b(to_a(b))], [to_a(a), to_b(b)]]
     for found, parts in zip(g.fold(both, labels), expected, strict=True):
         torch.testing.assert_close(found, torch.cat(parts, dim=1))
     assert not torch.allclose(to_a(a), to_b(a))

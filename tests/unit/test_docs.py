@@ -62,12 +62,7 @@ def test_the_site_and_its_first_page_have_every_page_in_one_order():
 
 
 @pytest.mark.parametrize(
-    "page, num_tables",
-    [
-        ("reference/recipes.md", 9),
-        ("reference/deepspeed-files.md", 9),
-        ("reference/commands.md", 9),
-    ],
+    "page, num_tables", [("reference/recipes.md", 9), ("reference/deepspeed-files.md", 9), ("reference/commands.md", 9)]
 )
 def test_tables_are_generated(page, num_tables, generate):
     """Where this fails, run `python docs/generate.py`."""

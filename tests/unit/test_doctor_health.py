@@ -177,10 +177,7 @@ def test_a_run_that_reports_no_more(run):
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look("age", run)
-        assert (found.status, found.said) == (
-            "fail",
-            "the newest report is 2 hours old, they usually take 1 s",
-        )
+        assert (found.status, found.said) == ("fail", "the newest report is 2 hours old, they usually take 1 s")
         os.utime(run / "metrics.jsonl")
         assert look("age", run).said.startswith("runs at 3200 of 1000000 images")
 

@@ -13,7 +13,7 @@ from tests.examined import examined
 
 RECORD = {
     "checks": [
-        {"name": "a.b", "status": "pass", "said": "as it should", "ranks": [{"numbers": {"x": r}} for r in (0, 1)]},
+        {"name": "a.b", "status": "pass", "said": "as it should", "ranks": [{"numbers": {"x": r}} for r in (0, 1)]}
     ]
 }
 PRINTS = "import os, sys; print(os.environ['RANK'] == '0' and {!r} or '')"

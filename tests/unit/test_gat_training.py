@@ -148,10 +148,7 @@ class Filled:
         self.optimizer_states[index] = state
 
 
-@pytest.mark.parametrize(
-    ("teacher", "kept"),
-    [({"width": 5, "hidden": 6}, True), ({"width": 4, "hidden": 6}, False)],
-)
+@pytest.mark.parametrize(("teacher", "kept"), [({"width": 5, "hidden": 6}, True), ({"width": 4, "hidden": 6}, False)])
 def test_heads_of_another_teacher_begin_anew(teacher, kept, tmp_path, capsys, caplog):
     run, _, _ = imported(tmp_path, capsys)
     recipe, found = read_saved_recipe(run), checkpoint.find(run)

@@ -255,10 +255,7 @@ def test_a_run_without_a_generator_has_to_be_trained_before_it_makes_images(tmp_
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (
-            ["--discriminator", "theirs"],
-            "--config: must be given (the checkpoint does not have it, as ",
-        ),
+        (["--discriminator", "theirs"], "--config: must be given (the checkpoint does not have it, as "),
         (["--config", "tiny.yaml"], "--discriminator: must be given, or --weights; give a network's universal"),
         (["--discriminator", "none", "--config", "tiny.yaml"], "--discriminator: 'none' cannot be read: No such file"),
         (["--weights", "theirs", "--config", "tiny.yaml"], "--weights: 'theirs' lacks layers."),

@@ -36,10 +36,7 @@ FORMULAS: dict[str, tuple[Formula, Formula]] = {
         lambda real, fake: float(0.5 * np.mean((real - 1) ** 2) + 0.5 * np.mean(fake**2)),
         lambda real, fake: float(0.5 * np.mean((fake - 1) ** 2)),
     ),
-    "wasserstein": (
-        lambda real, fake: float(np.mean(fake) - np.mean(real)),
-        lambda real, fake: float(-np.mean(fake)),
-    ),
+    "wasserstein": (lambda real, fake: float(np.mean(fake) - np.mean(real)), lambda real, fake: float(-np.mean(fake))),
     "relativistic": (  # f(t) = -log(1 + exp(-t)) of D(x) - D(G(z)), pair by pair
         lambda real, fake: float(-np.mean(log_sigmoid(real - fake))),
         lambda real, fake: float(-np.mean(log_sigmoid(fake - real))),

@@ -23,13 +23,7 @@ def states(tmp_path, stage, num_ranks, sizes=SIZES, **content):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize(
-    "stage, formula",
-    [
-        (0, lambda n: 16),
-        (1, lambda n: 4 + 12 / n),
-        (2, lambda n: 2 + 14 / n),
-        (3, lambda n: 16 / n),
-    ],
+    "stage, formula", [(0, lambda n: 16), (1, lambda n: 4 + 12 / n), (2, lambda n: 2 + 14 / n), (3, lambda n: 16 / n)]
 )
 def test_bytes_of_a_parameter_in_bf16_are_the_formulas(tmp_path, stage, formula, num_ranks):
     """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3): weights, masters, two moments, and gradients in bf16."""

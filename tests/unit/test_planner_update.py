@@ -22,12 +22,7 @@ def of_discriminator(directory, num, *options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more, readers, num",
-    [
-        ([], 2, NUM - 2),
-        ([EXACT], 3, NUM - 2),
-        ([EXACT, "objective.r2={weight: 1}"], 3, 1),
-    ],
+    "more, readers, num", [([], 2, NUM - 2), ([EXACT], 3, NUM - 2), ([EXACT, "objective.r2={weight: 1}"], 3, 1)]
 )
 def test_images_that_are_read_again_stay(more, readers, num, tmp_path):
     """All of them, beside which none is on its way; of those that are read once, those to come are on their way.

@@ -21,12 +21,7 @@ from bigsgan.images.size import Size
 from bigsgan.models import fir, r3gan
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack, initialize
-from bigsgan.weights.r3gan import (
-    discriminator_section,
-    discriminator_state,
-    generator_section,
-    generator_state,
-)
+from bigsgan.weights.r3gan import discriminator_section, discriminator_state, generator_section, generator_state
 from tests import REPOSITORY
 from tests.networks import carried, numel, part
 

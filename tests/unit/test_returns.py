@@ -30,11 +30,7 @@ def past(tmp_path: Path) -> Path:
     out = tmp_path / "run"
     for nimg in (64, 128, 192):
         save_one(out, nimg)
-        for name in (
-            f"samples/samples_ema_{nimg:012d}.png",
-            f"ema_snapshots/{nimg:012d}/file",
-            f"{EVENT_FILES}{nimg}",
-        ):
+        for name in (f"samples/samples_ema_{nimg:012d}.png", f"ema_snapshots/{nimg:012d}/file", f"{EVENT_FILES}{nimg}"):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_text(f"{nimg}")
     for name in ("metrics.jsonl", "evaluations.jsonl"):

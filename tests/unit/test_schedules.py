@@ -10,15 +10,7 @@ from bigsgan.config import NETWORKS, load_recipe
 from bigsgan.config.objective import Penalty
 from bigsgan.config.sections import EMA, Optimizer
 from bigsgan.engines import Rates
-from bigsgan.training.schedules import (
-    beta2,
-    cosine,
-    ema_decay,
-    is_due,
-    learning_rate,
-    penalty_weight,
-    scheduled,
-)
+from bigsgan.training.schedules import beta2, cosine, ema_decay, is_due, learning_rate, penalty_weight, scheduled
 from tests import REPOSITORY
 from tests.tiny import tiny_recipe
 

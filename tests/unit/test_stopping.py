@@ -251,10 +251,7 @@ TRAIN = [sys.executable, str(REPOSITORY / "launch" / "train.py"), "--stopped-sta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number, seconds",
-    [("SIGUSR1", 0), ("SIGTERM", 1.0)],
-)
+@pytest.mark.parametrize("number, seconds", [("SIGUSR1", 0), ("SIGTERM", 1.0)])
 def test_a_signal_while_modules_are_imported_ends_the_run_with_its_status(tmp_path, number, seconds):
     """From the moment on in which the process can be told."""
     number = signal.Signals[number]

@@ -141,14 +141,8 @@ SEEDS = torch.tensor([1, 2])
 TWICE: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "fully connected": (lambda: FullyConnected(3, 2, activated=True), [(2, 3)]),
     "mapping": (lambda: _Sized(MappingNetwork(3, 2, 3, 2), SEEDS - 1), [(2, 3)]),
-    "synthesis": (
-        lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, False, 0, None, None), SEEDS),
-        [(2, 2, 4, 4), (2, 3)],
-    ),
-    "synthesis up": (
-        lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, True, 0, None, None), SEEDS),
-        [(2, 2, 2, 2), (2, 3)],
-    ),
+    "synthesis": (lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, False, 0, None, None), SEEDS), [(2, 2, 4, 4), (2, 3)]),
+    "synthesis up": (lambda: _Sized(SynthesisLayer(2, 2, 3, MAP, True, 0, None, None), SEEDS), [(2, 2, 2, 2), (2, 3)]),
     "to RGB": (lambda: ToRGB(2, 1, 3, None, None), [(2, 2, 3, 3), (2, 3)]),
     "convolution": (lambda: Conv2d(2, 2, 3), [(1, 2, 4, 4)]),
     "convolution down": (lambda: Conv2d(2, 2, 3, resamples=True), [(1, 2, 4, 4)]),

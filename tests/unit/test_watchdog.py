@@ -175,8 +175,7 @@ def rank_log(path: Path) -> RankLog:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "phases, seconds",
-    [(["build", "samples", "update 7"], 2.0), (["samples", "update 7", "report", "update 8"], 0.5)],
+    "phases, seconds", [(["build", "samples", "update 7"], 2.0), (["samples", "update 7", "report", "update 8"], 0.5)]
 )
 def test_until_an_update_is_complete_four_times_as_long_is_allowed(tmp_path, capfd, phases, seconds):
     ended = threading.Event()

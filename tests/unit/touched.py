@@ -30,7 +30,7 @@ TOUCHED: dict[str, dict[str, str]] = {
     "ops/op_builder/pin_memory.py": {"engines/deepspeed/native_ops.py": "NAME PinMemoryBuilder"},
     "profiling/flops_profiler/profiler.py": {"engines/deepspeed/reports.py": "print_model_profile"},
     "runtime/base_optimizer.py": {
-        "engines/deepspeed/grouped_gradients.py": "ZeROOptimizer is_gradient_accumulation_boundary",
+        "engines/deepspeed/grouped_gradients.py": "ZeROOptimizer is_gradient_accumulation_boundary"
     },
     "runtime/bf16_optimizer.py": {
         "engines/deepspeed/collectives.py": "BF16_Optimizer nccl_start_alignment_factor",
@@ -65,7 +65,7 @@ TOUCHED: dict[str, dict[str, str]] = {
         "engines/zero.py": "is_gradient_accumulation_boundary zero_optimization_stage",
     },
     "runtime/fp16/loss_scaler.py": {
-        "engines/deepspeed/internals.py": "cur_scale cur_iter last_overflow_iter cur_hysteresis",
+        "engines/deepspeed/internals.py": "cur_scale cur_iter last_overflow_iter cur_hysteresis"
     },
     "runtime/fp16/unfused_optimizer.py": {
         "engines/deepspeed/collectives.py": "FP16_UnfusedOptimizer",
@@ -77,18 +77,18 @@ TOUCHED: dict[str, dict[str, str]] = {
     },
     "runtime/pipe/engine.py": {"engines/deepspeed/internals.py": "grid _exec_optimizer_step _exec_reduce_grads"},
     "runtime/pipe/topology.py": {
-        "engines/deepspeed/internals.py": "get_data_parallel_group get_pipe_parallel_group mapping",
+        "engines/deepspeed/internals.py": "get_data_parallel_group get_pipe_parallel_group mapping"
     },
     "runtime/swap_tensor/optimizer_utils.py": {
         "engines/deepspeed/internals.py": (
             "compute_tensor swap_params_info swap_path numel has_state_tensors tensors unswapped_gradients"
-        ),
+        )
     },
     "runtime/swap_tensor/partitioned_optimizer_swapper.py": {
-        "engines/deepspeed/internals.py": "swap_in_optimizer_state swap_out_optimizer_state swap_out_gradients",
+        "engines/deepspeed/internals.py": "swap_in_optimizer_state swap_out_optimizer_state swap_out_gradients"
     },
     "runtime/swap_tensor/pipelined_optimizer_swapper.py": {
-        "engines/deepspeed/internals.py": "swap_in_optimizer_state swap_out_optimizer_state swap_out_gradients",
+        "engines/deepspeed/internals.py": "swap_in_optimizer_state swap_out_optimizer_state swap_out_gradients"
     },
     "runtime/zero/config.py": {"engines/deepspeed_config.py": "DeepSpeedZeroConfig"},
     "runtime/zero/linear.py": {"engines/deepspeed/tangents.py": "apply LinearFunctionForZeroStage3"},
@@ -146,13 +146,10 @@ TOUCHED: dict[str, dict[str, str]] = {
     },
     "utils/comms_logging.py": {"engines/deepspeed/reports.py": "verbose append enabled"},
     "utils/groups.py": {"engines/deepspeed/leftovers.py": "mpu _WORLD_GROUP"},
-    "utils/logging.py": {
-        "engines/build.py": "logger",
-        "engines/deepspeed/reports.py": "log_dist",
-    },
+    "utils/logging.py": {"engines/build.py": "logger", "engines/deepspeed/reports.py": "log_dist"},
     "utils/mixed_precision_linkage.py": {"engines/deepspeed/internals.py": "_hp_mapping"},
     "utils/tensor_fragment.py": {
-        "engines/deepspeed/internals.py": "hp_fragment_address lp_fragment_address numel start",
+        "engines/deepspeed/internals.py": "hp_fragment_address lp_fragment_address numel start"
     },
     "utils/timer.py": {"engines/deepspeed/reports.py": "reset log"},
 }
