@@ -26,10 +26,6 @@ from tests.tiny import tiny_recipe
 
 META = torch.device("meta")
 
-BY_RESOLUTION = pytest.mark.parametrize(
-    "resolution", [pytest.param(r, marks=pytest.mark.slow) if r > 128 else r for r in RESOLUTIONS]
-)
-
 
 def generator(resolution: int, num_classes: int = 10, image_channels: int = 3, **section: Any) -> LayerStack:
     chunks = len(G_WIDTHS[resolution])

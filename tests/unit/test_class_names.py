@@ -20,8 +20,6 @@ from bigsgan.data.outside import names_of
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
 
-MANY, LONG = [f"{i} x" for i in range(5_001)], ["é" * 190 + str(i) for i in range(900)]
-
 
 @pytest.fixture
 def photographs(tmp_path):

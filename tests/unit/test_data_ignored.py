@@ -275,12 +275,6 @@ def test_a_file_of_another_format_is_not_called_damaged(tmp_path, content, what)
         opened("zip", tmp_path / "data.zip")
 
 
-@pytest.mark.parametrize("num_classes", [0, 10])
-def test_an_empty_zip_file_contains_no_images(tmp_path, num_classes):
-    with pytest.raises(UserError, match=r"data.root: '.*' contains no images; give a zip file with files of .jpg"):
-        opened("zip", write("zip", tmp_path / "data", []), num_classes=num_classes)
-
-
 def test_inputs_to_translate_and_their_others(tmp_path, caplog):
     root = write("folder", tmp_path / "data", ["1.png", "1.txt", "2.HEIC", ".hidden.txt"])
     assert _images(root) == [root / "1.png"]

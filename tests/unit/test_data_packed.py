@@ -248,41 +248,37 @@ def without(path: Path, keep: Callable[[bytes], bytes]) -> Path:
 
 
 PNG = image_bytes(0)  # less than one block of tar, so that the second header stands at 1024
-ZIPS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
-    # members (None for no file), data.num_classes, message
-    "hidden": (
-        {"..\\..\\1.png": PNG},
+PACKED: dict[str, tuple[str, dict[str, bytes], int, str]] = {
+    # kind, members, data.num_classes, message
+    "hidden": ("zip", {"..\\..\\1.png": PNG}, 0, r".* contains no images; .* whose names and folders do not begin"),
+    "no image": (
+        "zip",
+        {"a/1.txt": b""},
         0,
-        r".* contains no images; .* that Pillow reads, whose names and folders do not begin",
+        r"data.root: .* contains no images \(1 other file ignored: 1 .txt, such as",
     ),
-    "no image": ({"a/1.txt": b""}, 0, r"data.root: .* contains no images \(1 other file ignored: 1 .txt, such as a/1"),
-    "number": ({"a/1.png": PNG, "b/1.png": PNG}, 3, r"data.num_classes: must be 2 .*, got 3 \(.*x.zip has 2 class"),
-    "empty class": ({"a/1.png": PNG, "b/": b"", "c/1.txt": b""}, 3, r"data.root: '.*' has class folders without"),
+    "folders": ("zip", {"a/1.png": PNG, "b/1.png": PNG}, 3, r"data.num_classes: must be 2 .*, got 3 \(.*x.zip has 2"),
+    "empty class": (
+        "zip",
+        {"a/1.png": PNG, "b/": b"", "c/1.txt": b""},
+        3,
+        r"data.root: '.*' has class folders without",
+    ),
+    "number": ("tar", {"1.png": PNG, "1.cls": b"3"}, 3, r"data.num_classes: must be 4 .*, got 3 \(.* has 4 classes\)"),
+    "text": ("tar", {"1.png": PNG, "1.cls": b"cat"}, 3, r"data.root: '.*' has no class number in 1.cls of .*x.tar"),
 }
 
 
-@pytest.mark.parametrize("name", ZIPS)
-def test_zip_files_that_do_not_fit_are_refused(tmp_path, name):
-    members, num_classes, message = ZIPS[name]
-    if members is not None:
-        write_zip(tmp_path / "x.zip", members)
+@pytest.mark.parametrize("name", PACKED)
+def test_archives_that_do_not_fit_are_refused(tmp_path, name):
+    kind, members, num_classes, message = PACKED[name]
+    root = tmp_path / "data"
+    if kind == "zip":
+        root = write_zip(tmp_path / "x.zip", members)
+    else:
+        write_tar(root / "x.tar", members)
     with pytest.raises(UserError, match=message):
-        build_dataset(section("zip", tmp_path / "x.zip", num_classes=num_classes))
-
-
-TARS: dict[str, tuple[dict[str, bytes] | None, int, str]] = {
-    "number": ({"1.png": PNG, "1.cls": b"3"}, 3, r"data.num_classes: must be 4 .*, got 3 \(.* has 4 classes\); set"),
-    "text": ({"1.png": PNG, "1.cls": b"cat"}, 3, r"data.root: '.*' has no class number in 1.cls of .*x.tar; pack it"),
-}
-
-
-@pytest.mark.parametrize("name", TARS)
-def test_shards_that_do_not_fit_are_refused(tmp_path, name):
-    members, num_classes, message = TARS[name]
-    if members is not None:
-        write_tar(tmp_path / "data" / "x.tar", members)
-    with pytest.raises(UserError, match=message):
-        build_dataset(section("tar", tmp_path / "data", num_classes=num_classes))
+        build_dataset(section(kind, root, num_classes=num_classes))
 
 
 def test_the_other_kind_of_root_is_refused(tmp_path):

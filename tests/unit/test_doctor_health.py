@@ -15,7 +15,7 @@ import torch
 from bigsgan.config import plan_run
 from bigsgan.config.run_directory import write_recipe
 from bigsgan.doctor import health
-from bigsgan.doctor.registry import CHECKS, chosen
+from bigsgan.doctor.registry import chosen
 from tests.examined import alone, examined
 from tests.single_process import entry, save
 from tests.tiny import tiny_recipe
@@ -39,9 +39,11 @@ def run(tmp_path):
     return out
 
 
-def report(out, latest=1, **changes):
-    """Write the reports; the ``latest`` have other values of some names."""
+def report(out, latest=1, one=None, **changes):
+    """Write the reports; the ``latest`` have other values of some names, and one of a number has values of its own."""
     rows = [{"nimg": 80 * (i + 1), **HEALTHY, **(changes if i >= 40 - latest else {})} for i in range(40)]
+    for number, own in (one or {}).items():
+        rows[number].update(own)
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -136,9 +138,7 @@ def test_an_alarm(run, latest, changes, name, remedy):
 
 
 def test_an_alarm_of_long_ago_is_over(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows[10]["diversity/ema"] = 0.01
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report(run, one={10: {"diversity/ema": 0.01}})
     assert look("alarms", run).status == "pass"
 
 
@@ -152,10 +152,7 @@ def test_an_alarm_of_long_ago_is_over(run):
     ],
 )
 def test_skipped_updates(run, skipped, scale, status):
-    report(run, 40, **{"loss_scale/generator": scale})
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows[-1]["skipped/generator"] = skipped
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report(run, 40, {-1: {"skipped/generator": skipped}}, **{"loss_scale/generator": scale})
     found = look("skips", run)
     assert found.status == status
     assert found.numbers["skipped_share"]["generator"] == pytest.approx(skipped / 190)
@@ -163,10 +160,7 @@ def test_skipped_updates(run, skipped, scale, status):
 
 @pytest.mark.parametrize("scale, status", [(32768.0, "pass"), (64.0, "fail")])
 def test_a_loss_scale_that_falls(run, scale, status):
-    report(run, 20, **{"loss_scale/generator": 65536.0})
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows[-1]["loss_scale/generator"] = scale
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report(run, 20, {-1: {"loss_scale/generator": scale}}, **{"loss_scale/generator": 65536.0})
     assert look("skips", run).status == status
 
 
@@ -201,8 +195,3 @@ def test_one_rank_asks_for_the_lock_of_a_run(run, monkeypatch):
     found = examined(health.age, ["a", "b"], run=run, out=run)
     assert [each.said[:4] for each in found] == ["runs", "runs"]
     assert asked == [run / ".lock"]
-
-
-def test_all_of_them_are_in_the_list():
-    listed = {check.run for check in CHECKS if check.name.startswith("run.")}
-    assert listed == {f"health:{name}" for name in ("checkpoints", "alarms", "skips", "age")}

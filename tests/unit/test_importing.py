@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import pickle
 import re
 from pathlib import Path
 
@@ -266,16 +265,6 @@ class Malicious:
 
     def __reduce__(self):
         return Path.touch, (self.path,)
-
-
-def test_code_in_weights_does_not_run(tmp_path, capsys):
-    for name in ("weights.pth", "weights.pkl"):
-        (tmp_path / name).write_bytes(pickle.dumps({"G_ema": Malicious(tmp_path / "ran")}))
-        arguments = ["--weights", str(tmp_path / name), "--out", str(tmp_path / "run")]
-        assert main(["import", "--from", "stylegan2-ada", *arguments]) == 2
-        assert str(tmp_path / name) in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("file", ["g.pth", "d.pth"])

@@ -257,7 +257,6 @@ def test_arrays_of_own_code():
     torch.testing.assert_close(build_dataset(data)[2][0], expected, atol=1e-5, rtol=0)
 
 
-TWO = ["data.image_channels=2", "data.range=[0,1]"]
 REFUSED = {
     "data.image_channels: must be 1 or 3, got 4": ["data.image_channels=4"],
     "data.image_channels: must be at most 16, got 17": ["data.image_channels=17", "data.range=[0,1]"],
