@@ -25,8 +25,7 @@ from bigsgan.weights import gat
 from bigsgan.weights.sources import read_source
 from tests.networks import part
 from tests.snapshots import write_snapshot
-from tests.unit.test_public_pix2pix import Patches, ResNet, UNet
-from tests.unit.test_weights_pix2pix import Maker
+from tests.unit.test_public_pix2pix import Patches, ResNet, UNet, filled
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -171,12 +170,11 @@ def test_a_stylegan_pickle(tmp_path):
 
 
 def test_pix2pix_without_a_discriminator(tmp_path):
-    maker = Maker()
+    theirs = filled(UNet(6, 2, "batch")).float().eval()
     images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    expected = maker.unet(images, 6, 2, 3)
-    g = imported(tmp_path, "pix2pix", maker.state)
+    g = imported(tmp_path, "pix2pix", theirs.state_dict())
     with torch.no_grad():
-        torch.testing.assert_close(g(images), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(g(images), theirs(images), atol=1e-5, rtol=1e-5)
     assert (g.recipe.data.resolution, g.recipe.data.crop_from) == (Size.of(64), Size.of(71))  # 64 * 286 / 256
 
 

@@ -6,8 +6,8 @@ import torch
 from bigsgan.cli import main
 from bigsgan.config.run_directory import read_saved_recipe
 from bigsgan.images.size import Size
+from tests.unit.test_public_pix2pix import UNet
 from tests.unit.test_snapshot_settings import words
-from tests.unit.test_weights_pix2pix import Maker
 
 OPTIONS = {
     "batch_size": (4, 1),
@@ -41,9 +41,7 @@ def write(directory, **changes):
 
 
 def imported(directory):
-    maker = Maker()
-    maker.unet(torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)), 6, 2, 3)
-    torch.save(maker.state, directory / "latest_net_G.pth")
+    torch.save(UNet(6, 2, "batch").state_dict(), directory / "latest_net_G.pth")
     arguments = ["--weights", str(directory / "latest_net_G.pth"), "--out", str(directory / "run")]
     status = main(["import", "--from", "pix2pix", *arguments])
     return read_saved_recipe(directory / "run") if status == 0 else status

@@ -13,10 +13,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from bigsgan.cli import main
+from bigsgan.config import load_recipe
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
-from bigsgan.models.network import LayerStack
+from bigsgan.models.build import build_network
+from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.pix2pix import discriminator_layers, generator_layers
 from bigsgan.weights.pix2pix import (
     data_section,
@@ -25,6 +27,7 @@ from bigsgan.weights.pix2pix import (
     generator_section,
     generator_state,
 )
+from tests import REPOSITORY
 
 NORMS = {
     "batch": nn.BatchNorm2d,
@@ -194,14 +197,15 @@ def parameters_of(state):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_u_net_is_the_public_one(norm, training):
-    theirs = filled(UNet(6, 2, norm, (1, 3)))
+@pytest.mark.parametrize("levels", [4, 6])
+def test_a_u_net_is_the_public_one(levels, norm, training):
+    theirs = filled(UNet(levels, 2, norm, (1, 3)))
     section = generator_section(theirs.state_dict())
     assert section == {"family": "pix2pix", "architecture": "unet", "channels": 2, "norm": norm}
     assert data_section(theirs.state_dict()) == {
-        "resolution": 64, "input_channels": 1, "image_channels": 3, "num_classes": 0
+        "resolution": 2**levels, "input_channels": 1, "image_channels": 3, "num_classes": 0
     }  # fmt: skip
-    compare_generators(theirs, 64, (1, 3), training, **section, dropout=False)
+    compare_generators(theirs, 2**levels, (1, 3), training, **section, dropout=False)
 
 
 @pytest.mark.parametrize("levels", [7, 8])
@@ -245,12 +249,12 @@ def test_a_resnet_with_dropout_is_recognized_and_drops_in_training():
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("kind", ["patches", "pixels"])
-def test_a_discriminator_is_the_public_one(kind, norm, training):
-    theirs = filled(Patches(3, 2, norm) if kind == "patches" else Pixels(2, norm))
+@pytest.mark.parametrize("depth", [1, 3, 4, None], ids=lambda depth: f"{depth or 'pixels'}")
+def test_a_discriminator_is_the_public_one(depth, norm, training):
+    theirs = filled(Patches(depth, 2, norm) if depth else Pixels(2, norm))
     section = discriminator_section(theirs.state_dict())
-    depth = {"depth": 3} if kind == "patches" else {}
-    assert section == {"family": "pix2pix", "architecture": kind, "channels": 2, "norm": norm, **depth}
+    kind = {"architecture": "patches", "depth": depth} if depth else {"architecture": "pixels"}
+    assert section == {"family": "pix2pix", "channels": 2, "norm": norm, **kind}
     ours = LayerStack(discriminator_layers(Pix2PixDiscriminator(**section), Size.of(64), 3, 3)).double()
     ours.load_state_dict(discriminator_state(theirs.state_dict()))
     inputs, images = images_of(64, 6).chunk(2, dim=1)
@@ -293,3 +297,33 @@ def test_the_files_of_the_public_project_become_a_run(generator, discriminator, 
         torch.save(filled(discriminator).state_dict(), tmp_path / "latest_net_D.pth")
         arguments += ["--discriminator", str(tmp_path / "latest_net_D.pth")]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_parameters_are_the_published_number():
+    recipe = load_recipe(REPOSITORY / "launch" / "recipes" / "pix2pix_facades.yaml", [])
+    with torch.device("meta"):
+        networks = [build_network(recipe, network) for network in ("generator", "discriminator")]
+    counts = [sum(p.numel() for p in network.parameters()) / 1e6 for network in networks]
+    assert counts == [pytest.approx(54.41, abs=0.005), pytest.approx(2.77, abs=0.005)]
+
+
+def test_dropout_is_drawn_from_the_samples_seeds():
+    config = Pix2PixGenerator(channels=4)
+    network = LayerStack(generator_layers(config, Size.of(64), 3, 3))
+    generator = torch.Generator().manual_seed(0)
+    initialize(network, 0)
+    for parameter in network.parameters():
+        parameter.data.normal_(0, 0.2, generator=generator)
+    images = torch.randn(1, 3, 64, 64, generator=generator).expand(3, -1, -1, -1)
+    labels, seeds = torch.zeros(3, dtype=torch.int64), torch.tensor([5, 6, 5])
+    one, other, again = network(images, labels, seeds)
+    assert_close(one, again)
+    assert (one - other).abs().max() > 0.01
+    one, other, _ = network.eval()(images, labels, seeds)
+    assert_close(one, other)
+
+
+@pytest.mark.parametrize("describe", [generator_section, discriminator_section, data_section, generator_state])
+def test_other_weights_are_refused(describe):
+    with pytest.raises(UserError, match=r"weights: must be a pix2pix (generator|discriminator), which has "):
+        describe({"layer.weight": torch.zeros(3)})
