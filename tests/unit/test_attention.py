@@ -22,6 +22,8 @@ def on_tensor_cores(monkeypatch):
 def ready(channels: int) -> SelfAttention:
     layer = SelfAttention(channels)
     initialize(layer, 0)
+    x = torch.randn(1, channels, 4, 4)
+    assert torch.equal(layer(x), x)  # switched off at first
     attend(layer)
     return layer.double()
 
@@ -38,10 +40,12 @@ def written_out(layer: SelfAttention, x: Tensor) -> Tensor:
     return x + layer.gamma * nn.functional.conv2d(torch.stack(mixed), layer.out.normalized_weight())
 
 
-@pytest.mark.parametrize("channels", [64, 16, 40])  # none, some and all of the features are padded
+@pytest.mark.parametrize(
+    "channels", [64, 16, 40, 4]
+)  # none, some and all of the features are padded; an eighth of 4 would be none
 @pytest.mark.parametrize("exact", [False, True])
 def test_attention_is_that_of_the_paper_with_its_gradients(channels, exact, on_tensor_cores, monkeypatch):
-    seen = []
+    seen, layer = [], ready(channels)
     attention = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*operands, **options):
@@ -49,7 +53,6 @@ def test_attention_is_that_of_the_paper_with_its_gradients(channels, exact, on_t
         return attention(*operands, **options)
 
     monkeypatch.setattr(layers.F, "scaled_dot_product_attention", watched)
-    layer = ready(channels)
     layer.exact = exact
     x = torch.randn(3, channels, 6, 4, dtype=torch.float64, requires_grad=True)
     leaves = [x, *layer.parameters()]

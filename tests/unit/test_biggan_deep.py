@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.testing import assert_close
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.biggan_deep import BigGANDeepDiscriminator, BigGANDeepGenerator
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
-from bigsgan.models.biggan_deep import DiscriminatorBlock, GeneratorBlock, discriminator_layers, generator_layers
+from bigsgan.models.biggan_deep import discriminator_layers, generator_layers
 from bigsgan.models.layers import SelfAttention
-from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.network import LayerStack
 from tests.networks import D_MAPS, D_WIDTHS, G_MAPS, G_WIDTHS, RESOLUTIONS, attention_numel, carried, numel
 
 META = torch.device("meta")
@@ -94,44 +92,6 @@ def test_the_carry_keeps_its_rules(resolution, num_classes):
         assert (output.shape, output.dtype) == (shape, torch.float32)
         output.sum().backward()
         assert all(entry.grad is not None for entry in sent)
-
-
-def test_a_generator_block_drops_the_last_channels_of_its_shortcut():
-    block = GeneratorBlock(16, 8, 5, upsample=True, is_last=True, norm_eps=1e-5)
-    initialize(block, 0)
-    block.conv4 = nn.Conv2d(4, 8, 1)
-    nn.init.zeros_(block.conv4.weight), nn.init.zeros_(block.conv4.bias)  # what remains is the shortcut
-    h = torch.randn(2, 16, 3, 3)
-    (out,) = block(h, torch.randn(2, 5))
-    assert_close(out, h[:, :8].repeat_interleave(2, 2).repeat_interleave(2, 3))
-
-
-def test_a_discriminator_block_keeps_its_inputs_channels_and_adds_new_ones():
-    block = DiscriminatorBlock(8, 20, downsample=True)
-    initialize(block, 0)
-    nn.init.constant_(block.conv2.bias, -1e6)  # the ReLU leaves nothing of the branch
-    h, labels = torch.randn(2, 8, 4, 4), torch.tensor([1, 2])
-    out, passed = block(h, labels)
-    pooled = h.view(2, 8, 2, 2, 2, 2).mean((3, 5))
-    weight = block.shortcut.weight / torch.linalg.matrix_norm(block.shortcut.weight.flatten(1), 2)
-    added = torch.einsum("oc,nchw->nohw", weight.flatten(1), pooled)
-    assert_close(out, torch.cat([pooled, added], 1), rtol=1e-4, atol=1e-5)
-    assert torch.equal(passed, labels)
-
-
-def test_images_follow_the_whole_latent_in_every_block():
-    g = generator(16)
-    initialize(g, 0)
-    latents, labels = torch.randn(6, 5), torch.arange(6)
-    images = g(latents, labels)
-    assert images.abs().max() <= 1
-    h, condition = g.layers["0"](latents, labels)
-    assert_close(condition, torch.cat([g.layers["0"].embedding(labels), latents], 1))
-    for i in range(1, len(g.layers) - 1):  # another latent from this block on
-        carry = (h, condition)
-        for j in range(1, len(g.layers)):
-            carry = g.layers[str(j)](*((carry[0], condition + (j == i)) if j < len(g.layers) - 1 else carry))
-        assert (carry[0] - images).abs().max() > 1e-3
 
 
 def test_too_narrow_a_bottleneck_is_refused():

@@ -219,43 +219,6 @@ def test_orthogonal_regularization_beside_a_gradient_penalty_counts_once():
     assert_close(torch.autograd.grad(loss(), layer.weight)[0], expected)
 
 
-@pytest.mark.parametrize("channels", [16, 4])  # of which an eighth would be none
-def test_self_attention_is_a_weighted_mean_of_pooled_values(channels):
-    layer = SelfAttention(channels)
-    initialize(layer, 0)
-    x = torch.randn(2, channels, 4, 6)
-    assert torch.equal(layer(x), x)  # switched off at first
-    layer.gamma.data.fill_(0.7)
-    parts: list[SpectralLayer] = [layer.query, layer.key, layer.value, layer.out]
-    for part in parts:
-        randomize(part)
-    with moving_state(list(parts), True):  # sigma near the largest singular value, so that the softmax is not a maximum
-        layer(x), layer(x)
-
-    def project(part: SpectralConv2d, pixel: Tensor) -> Tensor:
-        matrix = part.weight.flatten(1)
-        return matrix @ pixel / (part.u @ matrix @ part.v)
-
-    def pooled(part: SpectralConv2d, image: Tensor) -> list[Tensor]:
-        return [
-            torch.stack([project(part, image[:, r + i, c + j]) for i in (0, 1) for j in (0, 1)]).amax(dim=0)
-            for r in range(0, 4, 2)
-            for c in range(0, 6, 2)
-        ]
-
-    expected = x.clone()
-    for n, image in enumerate(x):
-        keys, values = pooled(layer.key, image), pooled(layer.value, image)
-        for r in range(4):
-            for c in range(6):
-                query = project(layer.query, image[:, r, c])
-                scores = torch.stack([query @ key for key in keys])
-                weights = (scores - scores.max()).exp()
-                mixed = sum((w * v for w, v in zip(weights / weights.sum(), values, strict=True)), torch.tensor(0.0))
-                expected[n, :, r, c] += 0.7 * project(layer.out, mixed)
-    assert_close(layer(x), expected)
-
-
 def test_the_gradient_of_attentions_weights_lies_as_they_do(monkeypatch):
     """Transposed, softmax's backward pass copies it: 17 GB of an update of BigGAN-128 at 256 images."""
     layer = SelfAttention(16)
