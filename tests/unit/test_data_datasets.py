@@ -228,13 +228,6 @@ def test_directories_without_images_are_refused(tmp_path, num_classes):
         build_dataset(folder(tmp_path, num_classes=num_classes))
 
 
-def test_one_empty_class_folder_is_named(tmp_path):
-    write_images(tmp_path, "cat/1.png")
-    (tmp_path / "dog").mkdir()
-    with pytest.raises(UserError, match=r"data.root: .* has class folders without images \(dog\); "):
-        build_dataset(folder(tmp_path, num_classes=2))
-
-
 def test_a_root_that_is_no_directory_is_refused(tmp_path):
     write_images(tmp_path, "1.png")
     with pytest.raises(UserError, match=r"data.root: '.*/nowhere' does not exist; "):

@@ -22,7 +22,6 @@ from bigsgan.config.data import Data
 from bigsgan.config.origin import find_origin
 from bigsgan.config.yaml_file import parse_override
 from bigsgan.data import build_dataset
-from bigsgan.data.build import _KINDS
 from bigsgan.data.source import open_source
 from bigsgan.errors import UserError
 from bigsgan.images.size import Fitting, Size
@@ -259,12 +258,6 @@ def test_an_archive_of_class_folders_is_no_shard(capsys):
     assert "SRC: 'images.tar' has folders (" in told
     assert "; unpack it and give its folder, or give data.num_classes=0" in told
     assert cli.main([*words, "data.num_classes=0"]) == 0
-
-
-def test_compressed_shards_are_prepared_before_training(capsys):
-    write_shards(".gz")
-    with pytest.raises(Exception, match=r"\(gunzip\), or convert them once, as `bigsgan data prepare` reads them"):
-        _KINDS["tar"](Data(kind="tar", root="shards", num_classes=0))
 
 
 def refused(capsys, source: str, *words: str, made: str = "made") -> str:

@@ -23,7 +23,7 @@ from bigsgan.config.yaml_file import parse_override
 from bigsgan.data import build_dataset, prepare
 from bigsgan.errors import UserError
 from bigsgan.images.size import Fitting, Size
-from tests.preparing import Killed, files, identities, interrupt, samples
+from tests.preparing import samples
 from tests.unit.test_wide import Own as Own
 from tests.unit.test_wide import npy, png16, tiff
 
@@ -199,32 +199,6 @@ def test_vectors_of_labels_stay(capsys):
     np.testing.assert_array_equal(build_dataset(data).labels, np.array(list(labels.values()), np.float32))
     with zipfile.ZipFile("made") as archive:
         assert sorted(set(archive.namelist())) == [*(f"{number:08}.npy" for number in range(10)), "dataset.json"]
-
-
-@pytest.mark.parametrize("format", ["zip", "tar"])
-def test_an_interrupted_command_goes_on(format, monkeypatch, small_parts):
-    write_source("folder", "signed.tif")
-    given = origin(f"data.range=[{LOW},{HIGH}]")
-    with monkeypatch.context() as patch:
-        interrupt(patch, "write_text", 2)
-        with pytest.raises(Killed):
-            prepare.prepare(given, Path("made"), format, 1)
-    (part,) = (name for name in identities(Path()) if name.endswith("part-000000.json"))
-    before = identities(Path())[part]
-    if format != "zip":
-        prepare.prepare(given, Path("made"), format, 1)
-        assert identities(Path())[part] == before
-        with pytest.raises(UserError, match=r"^DST: 'made' holds work with keys"):
-            prepare.prepare(origin("data.range=[0,3000]"), Path("made"), format, 1)
-    made = prepare.prepare(given, Path("made"), format, 1)
-    once = prepare.prepare(given, Path("again"), format, 1)
-    assert made == once
-    all_files = files(Path())
-    both = [
-        {name.partition("/")[2]: content for name, content in all_files.items() if name.startswith(f"{root}/")}
-        for root in ("made", "again")
-    ]
-    assert both[0] == both[1] if format != "zip" else Path("made").read_bytes() == Path("again").read_bytes()
 
 
 def test_arrays_without_a_range_are_told_of_it():
