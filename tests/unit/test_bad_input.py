@@ -122,12 +122,6 @@ def test_several_overrides(name, capsys):
     check(capsys, ["train", "--config", "recipe.yaml", *overrides], *expected)
 
 
-def test_overrides_stand_anywhere(capsys):
-    assert cli.main(["train", "batch=32", "--config", "recipe.yaml", "seed=7", "--dry-run", "accumulation=2"]) == 0
-    printed = capsys.readouterr().out
-    assert {"batch: 32", "seed: 7", "accumulation: 2"} <= set(printed.splitlines())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "[]", "{}", "null", "[x]", "{a: 1}", "1e-300"])
 def test_messages_name_keys_as_the_recipe_writes_them(value):

@@ -166,9 +166,9 @@ def test_without_classes_labels_are_ignored_or_one_vector(network):
 
 
 def test_flat_latents_reach_the_first_layer_alone():
-    g = generator(16, hierarchical=False)
+    g = generator(16, hierarchical=False, latent_size=10)  # which the number of blocks need not divide
     initialize(g, 0)
-    latents, labels = inputs_of()
+    latents, labels = torch.randn(6, 10), torch.arange(6)
     first, condition = layer_of(g, 0)(latents, labels)
     assert_close(condition, layer_of(g, 0).embedding(labels))
     assert_close(first.flatten(1), layer_of(g, 0).linear(latents))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bigsgan.adversarial.objectives import DiscriminatorObjective, GeneratorObjective, InputGradients
-from bigsgan.adversarial.terms import JudgedOutputs, Termed, build_terms
+from bigsgan.adversarial.terms import Termed, build_terms
 from bigsgan.adversarial.terms.own import Own
 from bigsgan.errors import UserError
 from bigsgan.models.build import build_network
@@ -136,13 +136,6 @@ def test_finite_differences_and_lecam_read_logits_alone(tmp_path):
     again = DiscriminatorObjective(terms, Statistics(CPU), 0)(outputs, (images, labels))
     far = (real - fake.mean()).relu().square().mean() + (real.mean() - fake).relu().square().mean()
     torch.testing.assert_close(again - ours, 4 * far, atol=0.1, rtol=0)
-
-
-def test_they_lie_behind_the_logits():
-    judged = JudgedOutputs(["one", "two"], lambda: (1, 2))
-    row = torch.arange(5.0)[None]
-    found = {name: each.tolist() for name, each in judged.read("real", row).items()}
-    assert found == {"real_logits": [[0, 1]], "real_one": [[2]], "real_two": [[3, 4]]}
 
 
 def test_terms_read_them_beside_logits(tmp_path):

@@ -130,34 +130,23 @@ def finite(weight: float, sigma: float, every: int = 1, antithetic: bool = False
     return Penalty(weight=weight, sigma=sigma, every=every, form="finite_difference", antithetic=antithetic)
 
 
-def test_finite_differences_add_a_perturbed_segment_for_each_penalty():
-    section = {"r1": finite(1.0, 0.1, every=2), "r2": finite(1.0, 0.3, every=2)}
+def test_finite_differences_add_a_perturbed_segment_for_each_penalty_or_one_on_either_side():
+    section = {"r1": finite(1.0, 0.1, every=2), "r2": finite(1.0, 0.3, every=2, antithetic=True)}
     objective, _ = made(0, **section)
     real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
     noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
-    assert objective.segments.trains == 4
+    assert objective.segments.trains == objective.num_segments == 5
     assert not objective.differentiates_inputs
-    together, labels = objective.batch(real, fake, noise)
-    expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"], fake[0] + 0.3 * noise["r2"]]
-    assert torch.equal(together, torch.cat(expected))
-    assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
-    objective, _ = made(1, **section)
-    assert objective.segments.trains == 2
-    together, labels = objective.batch(real, fake, {})
-    assert torch.equal(together, torch.cat(expected[:2]))
-    assert labels.tolist() == [1] * 3 + [2] * 3
-
-
-def test_antithetic_differences_add_a_segment_on_either_side():
-    objective, _ = made(0, r1=finite(1.0, 0.1), r2=finite(1.0, 0.3, antithetic=True))
-    real, fake = labelled("real", 3, 1), labelled("fake", 3, 2)
-    noise = {"r1": images("noise1", 3), "r2": images("noise2", 3)}
     together, labels = objective.batch(real, fake, noise)
     expected = [real[0], fake[0], real[0] + 0.1 * noise["r1"]]
     expected += [fake[0] + 0.3 * noise["r2"], fake[0] - 0.3 * noise["r2"]]
     assert torch.equal(together, torch.cat(expected))
     assert labels.tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 6
-    assert objective.num_segments == 5
+    objective, _ = made(1, **section)
+    assert objective.segments.trains == 2
+    together, labels = objective.batch(real, fake, {})
+    assert torch.equal(together, torch.cat(expected[:2]))
+    assert labels.tolist() == [1] * 3 + [2] * 3
 
 
 @pytest.mark.parametrize("names", [["r1"], ["r2"], ["r1", "r2"]], ids="+".join)

@@ -8,15 +8,7 @@ import pytest
 import yaml
 
 from bigsgan.config import Recipe, load_recipe, plan_run
-from bigsgan.config.data import Data
-from bigsgan.config.families.biggan import (
-    BIGGAN_DISCRIMINATOR,
-    BIGGAN_GENERATOR,
-    BigGANGenerator,
-    biggan_discriminator_resolutions,
-)
 from bigsgan.errors import UserError
-from bigsgan.images.size import Size
 from tests import REPOSITORY
 
 RECIPES = sorted((REPOSITORY / "launch" / "recipes").glob("*.yaml"))
@@ -147,22 +139,3 @@ def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path):
     plan_run(recipe, 1)
     assert load_recipe(printed, []) == recipe
     assert yaml.load(printed.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) == recipe.model_dump()
-
-
-def test_the_tables_of_blocks_agree_with_the_resolutions():
-    for resolution, generator in BIGGAN_GENERATOR.items():
-        assert 4 * 2 ** (len(generator) - 1) == resolution  # from 4x4, each block doubles
-        sizes = biggan_discriminator_resolutions(Size.of(resolution))
-        assert len(sizes) == len(BIGGAN_DISCRIMINATOR[resolution])
-        assert sizes[-1] == {16: 4, 32: 8}.get(resolution, 4)
-        assert all(before in (after, 2 * after) for before, after in zip([resolution, *sizes], sizes, strict=False))
-
-
-def test_chunks_of_a_hierarchical_latent():
-    data = Data(resolution=128)
-    BigGANGenerator(latent_size=120).check(data)  # the paper's: 6 chunks of 20
-    with pytest.raises(
-        UserError, match=r"latent_size: must be a multiple of 6, got 128 .*; set generator.latent_size=126"
-    ):
-        BigGANGenerator(latent_size=128).check(data)
-    BigGANGenerator(latent_size=128, hierarchical=False).check(data)

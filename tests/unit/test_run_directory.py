@@ -177,19 +177,6 @@ def test_a_run_may_be_moved(tmp_path):
     assert compare(recipe, recipe.model_copy(update={"out": "elsewhere"})) == [f"out: {recipe.out!r} -> 'elsewhere'"]
 
 
-def test_the_recipe_is_kept_as_it_was(tmp_path):
-    first, second = (
-        tiny_recipe(tmp_path, "data.kind=folder", "data.root='1e-4'"),
-        tiny_recipe(tmp_path, "objective.r1.weight=1e-8"),
-    )
-    assert first.data.root == "1e-4"
-    run = tmp_path / "new" / "run"
-    for recipe in (first, second):
-        write_recipe(recipe, run, {})
-        assert read_saved_recipe(run) == recipe
-        assert [path.name for path in run.iterdir()] == ["config.yaml"]
-
-
 def test_a_recipe_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^out: '.*/file/run' cannot be written: Not a directory"):

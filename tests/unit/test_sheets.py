@@ -120,17 +120,6 @@ def test_styles_are_mixed_by_row_and_column(make_run, codec):
     assert not torch.equal(table[1, 1], table[1, 0])
 
 
-def test_psi_draws_styles_to_their_mean(make_run):
-    run = make_run(*TINY_GAMES["stylegan2"])
-    made = sampler(run)
-    with torch.no_grad():
-        made._trained.network.layers["0"].w_avg.normal_(generator=torch.Generator().manual_seed(0))
-    columns = torch.tensor([1])
-    whole, none = made.grid(2, columns, 1.0).images, made.grid(2, columns, 0.02).images
-    spread = [float((images[0] - images[1]).norm()) for images in (whole, none)]
-    assert spread[1] < spread[0]
-
-
 @pytest.mark.slow
 def test_an_animation_has_a_frame_for_each_step(make_run, tmp_path):
     run, out = make_run(), tmp_path / "x.gif"

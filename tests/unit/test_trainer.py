@@ -13,7 +13,6 @@ import yaml
 from torch.distributed import HashStore
 
 import bigsgan
-from bigsgan import plugins
 from bigsgan.config import RunPlan
 from bigsgan.errors import UserError
 from bigsgan.runtime import board
@@ -105,14 +104,6 @@ def test_recipes_of_dictionaries_are_checked_as_those_of_files():
         bigsgan.Recipe.of({**tree, "data": {"resolution": 0}})
     with pytest.raises(UserError, match=r"^objective.l1: must be 0 with data.kind=digits"):
         bigsgan.Recipe(**{**tree, "objective": {"l1": 1.0}})
-
-
-def test_recipes_are_read_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_given", set())
-    assert bigsgan.Recipe.read("digits", "total_nimg=640").total_nimg == 640
-    with pytest.raises(UserError, match=r"^--config: 'digit' does not exist; did you mean digits?"):
-        bigsgan.Recipe.read("digit")
 
 
 def test_a_mistake_of_one_rank_between_updates_ends_the_others(tmp_path, monkeypatch, capsys):
