@@ -9,6 +9,11 @@ from torch import Tensor, nn
 from torch.export import Dim, export, save
 
 
+class Detached(nn.Module):
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        return [images.detach()]
+
+
 class TinyFeatures(nn.Module):
     """Two maps, of ``width`` and 6 channels and a half and a quarter of the side; or the first of them."""
 

@@ -80,6 +80,12 @@ def on_ranks(function: Callable[..., Any], *arguments: list[Any]) -> list[Any]:
         return list(pool.map(function, ranks, *arguments))
 
 
+def saved(directory: Path, parts: list[Any]) -> Any:
+    """The checkpoint that ranks with these parts save together."""
+    assert all(on_ranks(lambda ranks, part: save(directory, 64, part, ranks), parts))
+    return checkpoint.newest(directory)
+
+
 def entries(value: float) -> dict[str, Entry]:
     generator = entry({"a": torch.full((10,), value), "b": torch.tensor([7])}, {"scale": value, "count": 3})
     average = entry({"a": torch.arange(4.0) + value})
@@ -98,7 +104,6 @@ def loaded(found: checkpoint.Checkpoint, wanted: Mapping[str, Entry]) -> dict[st
 
 
 def assert_holds(found: checkpoint.Checkpoint | None, nimg: int) -> None:
-    assert found is not None
     assert found.nimg == nimg
     expected = entries(float(nimg))
     for name, (tensors, numbers) in loaded(found, expected).items():
@@ -218,7 +223,6 @@ def test_a_damaged_tag_is_saved_again(tmp_path):
     (tmp_path / "000000000064" / FILE).write_bytes(b"damaged")
     assert save(tmp_path, 64, {"generator": entry({"a": torch.ones(2)})})
     found = checkpoint.newest(tmp_path)
-    assert found is not None
     assert loaded(found, {"generator": entry({"a": torch.zeros(2)})})["generator"][0]["a"].tolist() == [1, 1]
     assert save_one(tmp_path, 128)
     assert names(tmp_path) == {"000000000064", "000000000128", "latest"}
@@ -245,7 +249,6 @@ def test_a_kill_at_any_instant_loses_no_intact_tag(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         seen |= {path.suffix for path in directory.iterdir()}
         found = checkpoint.newest(directory)
-        assert found is not None
         assert checkpoint.damage(found, checkpoint.SingleProcess()) is None
         assert_holds(found, found.nimg)
         later = found.nimg + 640

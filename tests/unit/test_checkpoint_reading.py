@@ -12,23 +12,21 @@ from bigsgan.engines.base import Piece, Shard
 from bigsgan.errors import UserError
 from bigsgan.training.state import MOST_WRITERS, _shard_parts
 from tests.single_process import Entry, entry, save
-from tests.unit.test_checkpoint import FILE, A, B, ThreadRank, on_ranks, rank_entries
+from tests.unit.test_checkpoint import FILE, A, B, ThreadRank, on_ranks, rank_entries, saved
 
 
 def test_any_rank_reads_any_stretch(tmp_path):
-    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    found = saved(tmp_path, rank_entries())
     assert set(found.manifest["files"]) == {FILE, "rank00001.safetensors"}
     assert found.manifest["kinds"] == {"extra": ["state"], "generator": ["buffer", "master"]}
     for world_size in (1, 2, 3, 5):
         for rank in range(world_size):
-            saved = checkpoint.Reader(found, rank, world_size).entry("generator")
+            entry = checkpoint.Reader(found, rank, world_size).entry("generator")
             for name, value in (("a", A), ("b", B)):
                 for start in range(len(value)):
                     for end in range(start, len(value) + 1):
                         out = torch.full((end - start,), -1.0)
-                        saved.read("master", name, start, out)
+                        entry.read("master", name, start, out)
                         assert torch.equal(out, value[start:end])
     state = torch.zeros(3)
     checkpoint.Reader(found, 1, 2).entry("extra").read("state", "s", 0, state)
@@ -39,9 +37,7 @@ def test_a_rank_opens_no_more_files_than_it_needs(tmp_path):
     """Eight ranks wrote; as many, half or twice as many read next to nothing of the others' files."""
     values = torch.arange(80.0)
     parts = [{"g": Entry([StateShard("master", "a", 10 * r, values[10 * r : 10 * r + 10])])} for r in range(8)]
-    assert all(on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), parts))
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    found = saved(tmp_path, parts)
     for world_size, most in ((8, 1), (4, 3), (16, 1)):
         share = len(values) // world_size
         for rank in range(world_size):
@@ -58,10 +54,7 @@ def written_by(num_ranks, directory):
     parts[0] += [StateShard("buffer", "mean", 0, A4), StateShard("master", "b", 0, A4)]
     parts[3] += [StateShard("master", "b", 4, A4)]
     entries = [{"g": Entry(own), "shared": Entry([StateShard("state", "s", 0, A4, everywhere=True)])} for own in parts]
-    assert all(on_ranks(lambda ranks, part: save(directory, 64, part, ranks), entries))
-    found = checkpoint.newest(directory)
-    assert found is not None
-    return found
+    return saved(directory, entries)
 
 
 A4 = torch.arange(4.0)
@@ -123,9 +116,7 @@ def test_numbers_of_files_as_a_text(numbers):
 
 
 def test_missing_elements_are_counted_and_named(tmp_path):
-    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), rank_entries()) == [True, True]
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    found = saved(tmp_path, rank_entries())
     reader = checkpoint.Reader(found)
     with pytest.raises(UserError, match=r"lacks 3 elements of generator/master/a, which") as caught:
         reader.entry("generator").read("master", "a", 10, torch.zeros(5))
@@ -139,7 +130,6 @@ def test_missing_elements_are_counted_and_named(tmp_path):
 def test_a_network_of_another_size_is_refused(tmp_path):
     assert save(tmp_path, 64, {"generator": entry({"weight": torch.zeros(12), "bias": torch.zeros(3)})})
     found = checkpoint.newest(tmp_path)
-    assert found is not None
     checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 3))
     with pytest.raises(UserError, match=r".*: must have 2 elements of generator/master/bias with this run's recipe"):
         checkpoint.Reader(found).entry("generator").read_network(torch.nn.Linear(4, 2))
@@ -166,9 +156,7 @@ def with_more(kind: str, name: str) -> list[dict[str, Entry]]:
 )
 def test_values_without_a_place_in_the_network_are_refused(tmp_path, kind, name, problem):
     """Whether one process reads all, or some rank restores the part that it is asked for."""
-    assert on_ranks(lambda ranks, part: save(tmp_path, 64, part, ranks), with_more(kind, name)) == [True, True]
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    found = saved(tmp_path, with_more(kind, name))
     with torch.device("meta"):
         network = torch.nn.Linear(4, 3)
 

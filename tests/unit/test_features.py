@@ -30,7 +30,7 @@ from bigsgan.planner.activations import Traces
 from bigsgan.planner.counting import count_layers, count_work
 from bigsgan.training.rank_consistency import checked_frozen
 from tests.features import decoded, judged
-from tests.perceptual import TinyFeatures, write_program
+from tests.perceptual import Detached, TinyFeatures, write_program
 from tests.runs import make_run
 from tests.tiny import awake, both, stages, tiny_plan, tiny_recipe
 
@@ -214,11 +214,6 @@ def test_maps_that_do_not_fit(tmp_path, keys, field, problem):
 )
 def test_maps_that_a_decoder_does_not_take(tmp_path, maps, problem):
     refused(tmp_path, "generator.maps", problem, *decoded(tmp_path, maps=maps))
-
-
-class Detached(nn.Module):
-    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
-        return [images.detach()]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bigsgan.metrics import pairwise
 from bigsgan.metrics.moments import Moments, frechet_distance
 from bigsgan.metrics.path_length import trimmed_mean
 from bigsgan.metrics.scores import SPLITS, ClassScores, jensen_shannon, kullback_leibler
+from tests.unit.test_metrics_evaluation import Given
 
 WIDTH = 16
 
@@ -30,15 +31,6 @@ def clouds():
     return real, fake
 
 
-class Given(torch.nn.Module):
-    """A feature network for torchmetrics that returns its input."""
-
-    num_features = WIDTH
-
-    def forward(self, x):
-        return x.double()
-
-
 def moments_of(features):
     found = Moments(features.shape[1])
     for part in features.split(70):
@@ -48,7 +40,7 @@ def moments_of(features):
 
 def test_frechet_distance_is_torchmetrics(clouds):
     real, fake = clouds
-    theirs = FrechetInceptionDistance(feature=Given(), input_img_size=(WIDTH,))
+    theirs = FrechetInceptionDistance(feature=Given(WIDTH), input_img_size=(WIDTH,))
     theirs.set_dtype(torch.float64)
     theirs.update(real, real=True)
     theirs.update(fake, real=False)
@@ -57,7 +49,7 @@ def test_frechet_distance_is_torchmetrics(clouds):
 
 def test_kernel_distance_is_torchmetrics(clouds):
     real, fake = clouds[0][:250], clouds[1]
-    theirs = KernelInceptionDistance(feature=Given(), subsets=1, subset_size=250)
+    theirs = KernelInceptionDistance(feature=Given(WIDTH), subsets=1, subset_size=250)
     theirs.set_dtype(torch.float64)
     theirs.update(real, real=True)
     theirs.update(fake, real=False)

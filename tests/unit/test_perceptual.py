@@ -27,7 +27,7 @@ from bigsgan.planner.counting import count_work, mean_flop
 from bigsgan.planner.teaching import trace_program
 from bigsgan.training.rank_consistency import checked_frozen
 from tests.image_games import ADAPTIVE, NAMES
-from tests.perceptual import CONVOLUTIONS, TinyFeatures, as_torchvision, random_vgg, write_program
+from tests.perceptual import CONVOLUTIONS, Detached, TinyFeatures, as_torchvision, random_vgg, write_program
 from tests.tiny import TINY_GAMES, both, stages, tiny_plan, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -199,11 +199,6 @@ class Last(nn.Module):
 
     def forward(self, maps: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         return (self.layer(maps[-1]),)
-
-
-class Detached(nn.Module):
-    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
-        return [images.detach()]
 
 
 BAD = {
