@@ -151,14 +151,8 @@ def test_distill(elsewhere):
         assert {"loss/denoising", "loss/matching", "loss/generator"} <= rows(run)[1].keys()
         execute(words)
         assert Image.open("digits.png").size[0] > 8
-    execute(
-        train,
-        *short,
-        "out=runs/half",
-        "total_nimg=64",
-        "engines.discriminator.ds_config=zero0_bf16",
-        "generator.arguments.steps=2",
-    )
+    half = ["out=runs/half", "total_nimg=64", "engines.discriminator.ds_config=zero0_bf16"]
+    execute(train, *short, *half, "generator.arguments.steps=2")
 
 
 @pytest.mark.slow

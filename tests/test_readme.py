@@ -79,14 +79,8 @@ def execute(words: list[str]) -> str:
     if program in ("deepspeed", "torchrun"):
         rest = ["--master_port", str(free_port()), *rest]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        [program, *rest],
-        env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([program, *rest], env={**os.environ, "PATH": path}, timeout=300, **pipes)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -181,10 +175,8 @@ def test_train_look_sample_and_export(clone, capsys):
             num = int(words[words.index("--num") + 1])
             image = Image.open(out)
             if out.endswith(".gif"):
-                assert (image.n_frames, image.size) == (
-                    int(words[words.index("--interpolate") + 1]),
-                    (num * 18 + 2, 20),
-                )
+                frames = int(words[words.index("--interpolate") + 1])
+                assert (image.n_frames, image.size) == (frames, (num * 18 + 2, 20))
             else:
                 assert image.size == (10 * 18 + 2, num // 10 * 18 + 2)
         elif words[1] == "import":

@@ -20,16 +20,8 @@ LOWPASS = torch.tensor(SYM6, dtype=torch.float64) / sum(SYM6)
 
 def geometry(**given: Any) -> Geometry:
     """One sample's strengths: none but the given ones."""
-    neutral: dict[str, Any] = {
-        "flip": 0,
-        "quarter_turns": 0,
-        "shift": (0, 0),
-        "scale": 1,
-        "rotation_before": 0,
-        "stretch": 1,
-        "rotation_after": 0,
-        "translation": (0, 0),
-    }
+    neutral: dict[str, Any] = dict.fromkeys(("flip", "quarter_turns", "rotation_before", "rotation_after"), 0)
+    neutral |= {"shift": (0, 0), "scale": 1, "stretch": 1, "translation": (0, 0)}
     return Geometry(**{name: torch.tensor([value], dtype=torch.float64) for name, value in (neutral | given).items()})
 
 

@@ -72,9 +72,8 @@ def test_what_is_measured_reports_to_nobody(tmp_path, monkeypatch, caplog):
 
 def test_generators_loss_has_all_its_parts(tmp_path):
     recipe = tiny_recipe(tmp_path, *TINY_GAMES["pix2pix"])  # l1: 10
-    assert record(Result("zero0", "", recipe, [[visit(1.0)]]), [Result("zero0", "", recipe, [[visit(1.0)]])], 1)[
-        "g_loss"
-    ] == pytest.approx(0.5 + 10 * 0.25)
+    result = Result("zero0", "", recipe, [[visit(1.0)]])
+    assert record(result, [result], 1)["g_loss"] == pytest.approx(0.5 + 10 * 0.25)
     assert "synthetic data" in label(recipe)
     assert "synthetic" not in label(tiny_recipe(tmp_path))
 
@@ -90,11 +89,8 @@ def test_other_batches_have_other_losses(tmp_path):
 def test_a_variant_that_could_not_run_says_why(tmp_path):
     first = Result("baseline", "", tiny_recipe(tmp_path), [[visit(1.0)]])
     refused = Result("pipeline", "two stages", None, [], "needs two ranks")
-    assert record(refused, [refused, first], 1) == {
-        "variant": "pipeline",
-        "what": "two stages",
-        "reason": "needs two ranks",
-    }
+    found = record(refused, [refused, first], 1)
+    assert found == {"variant": "pipeline", "what": "two stages", "reason": "needs two ranks"}
 
 
 def test_the_time_with_a_kernel_is_the_union_of_the_kernels():
@@ -181,15 +177,9 @@ def test_tf32_needs_a_device_that_has_it(kind, has_tf32, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: has_tf32)
     found = {each.variant.name: (each.plan is not None, each.reason) for each in map(train._on_machine, planned)}
     yes, no_cuda = (True, ""), (False, "needs a CUDA device, which alone has TF32")
-    assert found == {
-        "baseline": yes,
-        "baseline_fp32": no_cuda if kind == "cpu" else yes,
-        "baseline_tf32": no_cuda
-        if kind == "cpu"
-        else yes
-        if has_tf32
-        else (False, "needs a CUDA device that has TF32"),
-    }
+    on_cuda = yes if has_tf32 else (False, "needs a CUDA device that has TF32")
+    fp32, tf32 = (no_cuda, no_cuda) if kind == "cpu" else (yes, on_cuda)
+    assert found == {"baseline": yes, "baseline_fp32": fp32, "baseline_tf32": tf32}
 
 
 def test_the_speed_of_arithmetic(tmp_path, monkeypatch):

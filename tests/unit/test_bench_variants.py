@@ -72,21 +72,14 @@ def test_accumulation_is_the_variants_own(tmp_path):
 
 def test_what_cannot_run_keeps_the_reason(tmp_path):
     found = planned(tmp_path, 1)
-    assert [name for name, each in found.items() if each.plan is None] == [
-        "double_backward",
-        "forward_mode",
-        "penalized_quarter",
-        "separate_ranks",
-        "pipeline",
-    ]
+    lacking = ["double_backward", "forward_mode", "penalized_quarter", "separate_ranks", "pipeline"]
+    assert [name for name, each in found.items() if each.plan is None] == lacking
     reason = "objective: has no exact R1, R2 or gradient penalty; add objective.r1, or leave the variant out"
     assert found["forward_mode"].reason == reason
     assert found["penalized_quarter"].reason == reason.replace("exact ", "")
     penalized = planned(tmp_path, 1, "objective.r1={weight: 1}", "objective.gradient_penalty={}")["penalized_quarter"]
     assert {each.batch_shrink for each in penalized.plan.objective.penalties.values()} == {4}
-    assert found["pipeline"].reason.startswith(
-        "engines.generator.pipeline_stages: must divide the number of ranks (1), got 2"
-    )
+    assert found["pipeline"].reason.startswith("engines.generator.pipeline_stages: must divide the number of ranks (1)")
     found = planned(tmp_path, 3)
     # 8 images divide by 2 and by 1, but not by 3 ranks.
     assert {name for name, each in found.items() if each.plan is not None} == {*BASELINES, "separate_ranks"}

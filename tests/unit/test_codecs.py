@@ -148,12 +148,8 @@ def test_listed_latents_lie_in_the_data_set(tmp_path, name):
     write_latents(tmp_path / "data", 3, posterior=False)
     for listed in (name, name.replace("/", "\\")):
         (tmp_path / "data" / "dataset.json").write_text(json.dumps({"labels": [["001.npy", 0], [listed, 1]]}))
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=rf"^data\.root: .* has {name} in its dataset\.json, which is no name of"):
             build_dataset(latents(tmp_path))
-        assert str(caught.value) == (
-            f"data.root: '{tmp_path / 'data'}' has {name} in its dataset.json, which is no name of a file below it; "
-            "give the names of files in the data set"
-        )
 
 
 def test_lists_of_numbers_are_no_classes_of_latents(tmp_path):

@@ -129,9 +129,8 @@ def test_json_alone_goes_to_standard_output(planted, capsys):
     assert record["failed"] == ["planted.fails"]
     assert [check["status"] for check in record["checks"]] == ["pass", "fail"]
     assert record["checks"][1]["remedy"] == "mend it"
-    assert record["checks"][1]["ranks"] == [
-        {"rank": 0, "status": "fail", "said": "it is broken", "numbers": {"number": 5}}
-    ]
+    told = {"rank": 0, "status": "fail", "said": "it is broken", "numbers": {"number": 5}}
+    assert record["checks"][1]["ranks"] == [told]
     assert "planted.good" in err
 
 
@@ -259,10 +258,8 @@ def test_what_uses_the_device_of_a_rank_has_chosen_it():
 def test_kernels_that_are_not_used_are_no_fault(name):
     kernels = importlib.import_module("bigsgan.doctor.kernels")
     found = alone(getattr(kernels, name))
-    assert (found.status, found.said) == (
-        "not applicable",
-        "torch's own operations are used, as tensors are not on a GPU",
-    )
+    said = "torch's own operations are used, as tensors are not on a GPU"
+    assert (found.status, found.said) == ("not applicable", said)
 
 
 def test_the_recipe_and_the_run_are_named():

@@ -47,16 +47,8 @@ def write_images(root: Path) -> torch.Tensor:
 
 
 def encode(source: Path, made: Path, codec: str, *more: str) -> int:
-    arguments = [
-        "--codec",
-        codec,
-        "--resolution",
-        str(SIZE),
-        "--workers",
-        "1",
-        *(() if "--batch" in more else ("--batch", "3")),
-        *more,
-    ]
+    batch = [] if "--batch" in more else ["--batch", "3"]
+    arguments = ["--codec", codec, "--resolution", str(SIZE), "--workers", "1", *batch, *more]
     return cli.main(["data", "encode", str(source), str(made), *arguments])
 
 
@@ -321,7 +313,7 @@ def test_a_fault_of_the_disk_is_no_damaged_image(kind, fault, tmp_path, capsys, 
         ),
         (
             lambda path: write_zip(
-                path, {"a.png": b"none", "dataset.json": b'{"labels": {"a.png": 0, "c.png": 1, "d": 1}}'}
+                path, {"a.png": b"", "dataset.json": b'{"labels": {"a.png": 0, "c.png": 1, "d": 1}}'}
             ),
             r"SRC: '.*' has no c\.png, which its dataset\.json lists \(dataset\.json lists 2 files .*; pack it again",
         ),

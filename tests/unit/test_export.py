@@ -33,6 +33,8 @@ from tests.single_process import save, whole
 from tests.tiny import TINY_GAMES, tiny_recipe
 
 CPU = torch.device("cpu")
+TRAINED = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
+"""Of the header of an export without options."""
 
 
 def export(run: Path, out: Path | str, *more: str) -> Path:
@@ -72,13 +74,7 @@ def test_the_format_follows_from_nothing_but_a_suffix(run):
         assert state.keys() == wanted.keys()
         assert all(torch.equal(state[name], wanted[name]) for name in wanted)
     header = header_of(Path("x"))
-    assert {name: header[name] for name in header if name != "recipe"} == {
-        "network": "generator",
-        "weights": "ema",
-        "statistics": "as trained",
-        "dtype": "fp32",
-        "nimg": "64",
-    }
+    assert header == {**TRAINED, "network": "generator", "nimg": "64", "recipe": header["recipe"]}
 
 
 def test_both_formats_have_standing_statistics(run):
@@ -196,16 +192,16 @@ def test_a_card_has_the_metrics_of_the_weights_in_the_folder(options, wanted, ru
 def test_metrics_of_a_width_are_found_by_the_number(tmp_path):
     recipe = tiny_recipe(tmp_path)
     write_records(tmp_path)
-    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained", "ema_width": "0.07"}
-    (tmp_path / "README.md").write_text(model_card(tmp_path, recipe, 64, header, 1000, None))
+    card = model_card(tmp_path, recipe, 64, {**TRAINED, "ema_width": "0.07"}, 1000, None)
+    (tmp_path / "README.md").write_text(card)
     assert metrics_of(tmp_path) == ["fid2k 12.5"]
-    assert "| weights | EMA of width 0.07, fp32 |" in (tmp_path / "README.md").read_text()
+    assert "| weights | EMA of width 0.07, fp32 |" in card
 
 
 def test_a_card_quotes_names_of_classes_with_commas(tmp_path):
     names = """class_names: ['red, white', cat|dog, '12" disc']"""
     recipe = tiny_recipe(tmp_path, f"data={{kind: synthetic, resolution: 16, num_classes: 3, {names}}}")
-    card = model_card(tmp_path, recipe, 64, {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}, 1000, None)
+    card = model_card(tmp_path, recipe, 64, TRAINED, 1000, None)
     assert '| classes | 3: 0 "red, white", 1 cat\\|dog, 2 "12"" disc" |' in card
 
 
@@ -214,8 +210,7 @@ def test_a_card_has_the_metrics_of_both_directions(tmp_path):
     lines = [{**about, "direction": each, f"fid2k_{each}": float(len(each))} for each in ("b_to_a", "a_to_b")]
     (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recipe = tiny_recipe(tmp_path, *TINY_GAMES["cyclegan"])
-    header = {"weights": "ema", "dtype": "fp32", "statistics": "as trained"}
-    (tmp_path / "README.md").write_text(model_card(tmp_path, recipe, 64, header, 1000, None))
+    (tmp_path / "README.md").write_text(model_card(tmp_path, recipe, 64, TRAINED, 1000, None))
     assert metrics_of(tmp_path) == ["fid2k_a_to_b 6", "fid2k_b_to_a 6"]
 
 
@@ -224,12 +219,8 @@ def test_a_folder_for_the_hub(run, capsys):
     directory, _ = run
     write_records(directory)
     folder, file = export(directory, "folder", "--format", "hub"), export(directory, "x.safetensors")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "samples.png",
-    ]
+    names = {"README.md", "config.json", "model.safetensors", "samples.png"}
+    assert {path.name for path in folder.iterdir()} == names
     config = json.loads((folder / "config.json").read_text())
     opened, plain = bigsgan.load(folder), bigsgan.load(file)
     assert config["recipe"] == json.loads(plain.header["recipe"])
@@ -243,12 +234,8 @@ def test_a_folder_for_the_hub(run, capsys):
     shown = np.asarray(Image.open(folder / "samples.png")).astype(int)
     assert np.abs(shown - image_grid(made, 10)[0].numpy().astype(int)).max() <= 1
     _, front, card = (folder / "README.md").read_text().split("---\n", 2)
-    front = yaml.safe_load(front)
-    assert front == {
-        "library_name": "bigsgan",
-        "pipeline_tag": "unconditional-image-generation",
-        "tags": ["gan", "biggan"],
-    }
+    tags = {"pipeline_tag": "unconditional-image-generation", "tags": ["gan", "biggan"]}
+    assert yaml.safe_load(front) == {"library_name": "bigsgan", **tags}
     for line in (
         "![Samples](samples.png)",
         "| images | 16 x 16, grey |",
@@ -268,8 +255,7 @@ def test_a_folder_for_the_hub(run, capsys):
 @pytest.mark.parametrize("family", TINY_GAMES)
 def test_the_recipe_of_a_card_is_that_of_the_run(family, tmp_path):
     recipe = tiny_recipe(tmp_path, *TINY_GAMES[family])
-    header = {"weights": "live", "dtype": "fp32", "statistics": "as trained"}
-    card = model_card(tmp_path / "run", recipe, 8, header, 1000, None)
+    card = model_card(tmp_path / "run", recipe, 8, {**TRAINED, "weights": "live"}, 1000, None)
     (tmp_path / "card.yaml").write_text(card.partition("```yaml\n")[2].partition("```")[0])
     assert load_recipe(tmp_path / "card.yaml", []) == recipe
     assert f"- {recipe.generator.family}\n" in card
@@ -376,9 +362,8 @@ def test_a_card_that_was_edited_is_not_replaced(run, capsys):
     (folder / "README.md").write_text("license: mine")
     capsys.readouterr()
     assert cli.main(["export", "--run", "run", "--out", "folder", "--format", "hub"]) == 2
-    assert "--out: must be a new directory, or one without these files, got 'folder' (it holds model.safetensors, " in (
-        capsys.readouterr().err
-    )
+    said = "--out: must be a new directory, or one without these files, got 'folder' (it holds model.safetensors, "
+    assert said in capsys.readouterr().err
     assert (folder / "README.md").read_text() == "license: mine"
 
 

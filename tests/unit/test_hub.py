@@ -31,6 +31,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "user/name"
 
 pytestmark = pytest.mark.slow
+library = pytest.importorskip("huggingface_hub")
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -94,12 +95,13 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[ThreadingHTTPServer]:
+def hub() -> Iterator[str]:
+    """Address of an empty hub."""
     Hub.files = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server
+    yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
     thread.join()
@@ -112,22 +114,25 @@ def python(tmp_path: Path, code: str, **environment: str) -> str:
         name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()
     }
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    home = {
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_TOKEN": "hf_none",
-        "PYTHONPATH": path,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", begin + code],
-        cwd=tmp_path,
-        env={**kept, **home, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": "hf_none"}
+    variables = {**kept, **home, "PYTHONPATH": path, **environment}
+    command = [sys.executable, "-c", begin + code]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def exported(directory: Path, *more: str) -> Path:
+    """A folder for the Hub."""
+    run, _ = make_run(directory)
+    folder = directory / "folder"
+    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--batch", "25", *more]
+    assert cli.main(words) == 0
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 SAVE = """
@@ -138,25 +143,20 @@ save_file({"images": G(torch.randn(3, 12), torch.arange(3)).detach().contiguous(
 
 
 def test_up_down_and_out_of_the_cache(hub, tmp_path):
-    pytest.importorskip("huggingface_hub")
-    run, _ = make_run(tmp_path)
-    folder = tmp_path / "folder"
-    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--batch", "25"]
-    assert cli.main(words) == 0
+    folder = exported(tmp_path)
+    files = files_of(folder)
     (folder / "private.txt").write_text("not for others")
-    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    code = (
-        "for name in ('name', 'user/name'): print(bigsgan.push_to_hub('folder', name))"  # the Hub completes the first
-    )
-    printed = python(tmp_path, code, HF_ENDPOINT=endpoint)
-    assert printed.splitlines()[-2:] == 2 * [f"{endpoint}/{NAME}/commit/{COMMIT}"]
-    assert Hub.files == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "private.txt"}
+    # The Hub completes the first name.
+    code = "for name in ('name', 'user/name'): print(bigsgan.push_to_hub('folder', name))"
+    printed = python(tmp_path, code, HF_ENDPOINT=hub)
+    assert printed.splitlines()[-2:] == 2 * [f"{hub}/{NAME}/commit/{COMMIT}"]
+    assert Hub.files == files
     Hub.files["evil.py"] = b"raise SystemExit(1)"
-    python(tmp_path, SAVE.replace("FILE", "'online'"), HF_ENDPOINT=endpoint)
+    python(tmp_path, SAVE.replace("FILE", "'online'"), HF_ENDPOINT=hub)
     cached = sorted(path.name for path in (tmp_path / "home").rglob("snapshots/*/*"))
     assert cached == ["README.md", "config.json", "model.safetensors", "samples.png"]
     Hub.files.clear()
-    python(tmp_path, SAVE.replace("FILE", "'offline'"), HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
+    python(tmp_path, SAVE.replace("FILE", "'offline'"), HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         wanted = bigsgan.load(folder)(torch.randn(3, 12), torch.arange(3))
@@ -177,16 +177,11 @@ print(G.push_to_hub("user/name", commit_message="twice"))
 
 
 def test_a_network_with_the_mixin(hub, tmp_path):
-    pytest.importorskip("huggingface_hub")
-    run, _ = make_run(tmp_path)
-    folder, copy = tmp_path / "folder", tmp_path / "copy"
-    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--batch", "25", "--dtype", "bf16"]
-    assert cli.main(words) == 0
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder, copy = exported(tmp_path, "--dtype", "bf16"), tmp_path / "copy"
+    files = files_of(folder)
     Hub.files.update(files)
-    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    printed = python(tmp_path, CHANGE, HF_ENDPOINT=endpoint)
-    assert printed.splitlines()[-1] == f"{endpoint}/{NAME}/commit/{COMMIT}"
+    printed = python(tmp_path, CHANGE, HF_ENDPOINT=hub)
+    assert printed.splitlines()[-1] == f"{hub}/{NAME}/commit/{COMMIT}"
     assert Hub.files.keys() == files.keys() == {path.name for path in copy.iterdir()}
     for name in files.keys() - {"model.safetensors"}:
         assert (copy / name).read_bytes() == Hub.files[name] == files[name], name
@@ -205,20 +200,15 @@ def test_a_network_with_the_mixin(hub, tmp_path):
 
 
 def test_a_folder_is_not_overwritten(tmp_path):
-    pytest.importorskip("huggingface_hub")
-    run, _ = make_run(tmp_path)
-    folder = tmp_path / "folder"
-    words = ["export", "--run", str(run), "--out", str(folder), "--format", "hub", "--no-standing", "--batch", "25"]
-    assert cli.main(words) == 0
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder = exported(tmp_path, "--no-standing")
+    files = files_of(folder)
     generator = bigsgan.PretrainedNetwork.from_pretrained(folder)
     with pytest.raises(UserError, match=r"^save_directory: must be a new directory, or one without these files, got "):
         generator.save_pretrained(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert files_of(folder) == files
 
 
 def test_what_is_not_there(hub, tmp_path):
-    pytest.importorskip("huggingface_hub")
     Hub.files["config.json"] = b"[]"
     code = """
 for name in ("user/other", "no/repository/name", "user/name"):
@@ -227,16 +217,14 @@ for name in ("user/other", "no/repository/name", "user/name"):
     except bigsgan.errors.UserError as error:
         print(error)
 """
-    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
     for offline in ("0", "1"):
-        lines = python(tmp_path, code, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE=offline).splitlines()[-3:]
+        lines = python(tmp_path, code, HF_ENDPOINT=hub, HF_HUB_OFFLINE=offline).splitlines()[-3:]
         for line, name in zip(lines, ("user/other", "no/repository/name"), strict=False):
             assert line.startswith(f"from_pretrained: '{name}' cannot be downloaded: ")
             assert line.endswith("; give a folder, or a repository that you can read")
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path, monkeypatch):
-    library = pytest.importorskip("huggingface_hub")
     with socket.socket() as closed:  # bound, and nobody listens
         closed.bind(("127.0.0.1", 0))
         api = functools.partial(library.HfApi, endpoint=f"http://127.0.0.1:{closed.getsockname()[1]}")

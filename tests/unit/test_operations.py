@@ -73,25 +73,18 @@ def test_operations_of_an_update(tmp_path):
 
 
 R1, R2 = "r1: {weight: 1, every: 1, method: %s}", "r2: {weight: 1, every: 1}"
-PENALTIES = {  # options, and the forward passes of D that a double backward and forward mode add to a step
-    "r1": ([f"objective={{{R1}}}"], 6, 8),  # of the real images alone, the slope
-    "r1 and r2": ([f"objective={{{R1}, {R2}}}"], 6, 10),
-    "gradient penalty": (["objective.gradient_penalty={weight: 1, method: %s}"], 3 + 9, 3 + 15),
-    "a finite difference": (["objective={r1: {weight: 1, form: finite_difference}}"], 3, 3),
-    "from both sides": (["objective={r1: {weight: 1, form: finite_difference, antithetic: true}}"], 6, 6),
-    "a finite difference of a quarter": (
-        ["objective={r1: {weight: 1, form: finite_difference, batch_shrink: 4}}"],
-        3 / 4,
-        3 / 4,
-    ),
-    "r1 of a quarter": (["objective={r1: {weight: 1, batch_shrink: 4, method: %s}}"], 3 / 4, 6 + 2 / 4),
-    "r1 and r2 of a quarter": (
-        ["objective={r1: {weight: 1, batch_shrink: 4, method: %s}, r2: {weight: 1, batch_shrink: 4}}"],
-        6 / 4,
-        6 + 4 / 4,
-    ),
+R1_OF_A_QUARTER = "r1: {weight: 1, batch_shrink: 4, method: %s}"
+PENALTIES = {  # the objective, and the forward passes of D that a double backward and forward mode add to a step
+    "r1": (R1, 6, 8),  # of the real images alone, the slope
+    "r1 and r2": (f"{R1}, {R2}", 6, 10),
+    "gradient penalty": ("gradient_penalty: {weight: 1, method: %s}", 3 + 9, 3 + 15),
+    "a finite difference": ("r1: {weight: 1, form: finite_difference}", 3, 3),
+    "from both sides": ("r1: {weight: 1, form: finite_difference, antithetic: true}", 6, 6),
+    "a finite difference of a quarter": ("r1: {weight: 1, form: finite_difference, batch_shrink: 4}", 3 / 4, 3 / 4),
+    "r1 of a quarter": (R1_OF_A_QUARTER, 3 / 4, 6 + 2 / 4),
+    "r1 and r2 of a quarter": (f"{R1_OF_A_QUARTER}, r2: {{weight: 1, batch_shrink: 4}}", 6 / 4, 6 + 4 / 4),
     "two kinds": (
-        ["objective.r1={weight: 1, form: finite_difference}", "objective.gradient_penalty={weight: 1, method: %s}"],
+        "r1: {weight: 1, form: finite_difference}, gradient_penalty: {weight: 1, method: %s}",
         6 + 12,
         6 + 20,
     ),
@@ -104,9 +97,8 @@ PENALTIES = {  # options, and the forward passes of D that a double backward and
 )
 def test_operations_of_penalties(name, method, tmp_path):
     """Against those of a D step with the penalty, over those of one without."""
-    options, *passes = PENALTIES[name]
-    options = [option.replace("%s", method) for option in options]
-    plan = tiny_plan(tmp_path, 1, options, both(0))
+    objective, *passes = PENALTIES[name]
+    plan = tiny_plan(tmp_path, 1, [f"objective={{{objective.replace('%s', method)}}}"], both(0))
     counted, flop = count_work(plan), count_network(plan, "discriminator")[1]
     expected = passes[METHODS.index(method)] * flop
     assert counted["penalties_flop"] == counted["by_method"]["penalties_flop"][method] == expected

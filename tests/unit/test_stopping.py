@@ -71,18 +71,16 @@ sys.exit(command.main(sys.argv[3:]))
 """
 
 
+def interrupted(directory, *words):
+    command = [sys.executable, "-c", INTERRUPTED, *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, tmp_path):
     tiny_recipe(tmp_path)
-    words = ["train", "--config", "tiny.yaml", "--stopped-status", "85"]
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, name, "bigsgan.cli", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = interrupted(tmp_path, name, "bigsgan.cli", "train", "--config", "tiny.yaml", "--stopped-status", "85")
     assert "Traceback" not in done.stderr
     message = f"bigsgan: stopped by {name} before training started; the same command resumes"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (85, message)
@@ -90,8 +88,7 @@ def test_a_signal_before_anything_is_imported_ends_a_run_with_its_status(name, t
 
 
 def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback(tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED, "SIGINT", "bigsgan.cli", "plan", "--config", "missing.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = interrupted(tmp_path, "SIGINT", "bigsgan.cli", "plan", "--config", "missing.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -106,14 +103,7 @@ def test_ctrl_c_before_anything_is_imported_ends_any_command_without_a_traceback
 def test_a_dry_run_ends_at_once(name, status, where, tmp_path):
     """There is nothing to save."""
     tiny_recipe(tmp_path)
-    words = ["train", "--config", "tiny.yaml", "out=run", "--dry-run"]
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, name, where, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = interrupted(tmp_path, name, where, "train", "--config", "tiny.yaml", "out=run", "--dry-run")
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
@@ -297,7 +287,6 @@ def test_the_end_of_a_launcher_is_noted(how):
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); import time; time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, CHILD, how, "waits"], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     assert parent.stdout.readline().endswith(" None\n")
     parent.kill()
     parent.wait()
