@@ -77,10 +77,10 @@ def alone(check: Callable[[Subject], Finding], **fields: Any) -> Finding:
 def small_disk(directory: Path, size: object) -> Iterator[None]:
     """Make a directory that is a file system of its own, of ``size`` bytes; skip the test where that is not allowed."""
     directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "doctor", str(directory)]
-    if os.geteuid() or subprocess.run(command).returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("may not mount a file system here")
     try:
         yield
     finally:
-        subprocess.run(["umount", directory], check=True)
+        subprocess.run(["umount", "-l", directory], check=True)

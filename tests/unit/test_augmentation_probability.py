@@ -129,9 +129,8 @@ def test_the_schedule_is_half_a_cosine():
     ],
 )
 def test_what_has_no_effect_is_refused(section, field):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=rf"^augmentation\.{field}: "):
         Augmentation(**section)
-    assert refused.value.field == f"augmentation.{field}"
 
 
 def test_images_must_be_large_enough_to_reflect():

@@ -103,9 +103,7 @@ def test_a_flipped_bit_is_passed_over_for_an_older_one(tmp_path, caplog):
     assert checkpoint.damage(checkpoint.find(tmp_path, 64), checkpoint.SingleProcess()) is None
     assert_holds(checkpoint.find_intact(tmp_path), 64)
     assert f"skipping {directory / '000000000128'}: {problem}" in caplog.text
-    with pytest.raises(
-        UserError, match=r"^--nimg: must be a saved checkpoint, got 128 \(that checkpoint is damaged\); choose from 64$"
-    ):
+    with pytest.raises(UserError, match=r"^--nimg: .*, got 128 \(that checkpoint is damaged\); choose from 64$"):
         checkpoint.find_intact(tmp_path, 128)
     flip(directory / "000000000064" / FILE)
     with pytest.raises(UserError, match="contains only damaged checkpoints"):

@@ -6,7 +6,6 @@ import errno
 import math
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from bigsgan import checkpoint
 from bigsgan.checkpoint import saver, tags
 from bigsgan.config.sections import Checkpoints
+from tests.examined import small_disk
 from tests.single_process import entry, save
 from tests.unit.test_checkpoint import (
     FILE,
@@ -146,10 +146,7 @@ def test_a_disk_that_fails_while_writing_costs_this_checkpoint_alone(tmp_path, m
 def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
     """A file system of 2 MiB, and a state that fits once; what the operating system says while writing."""
     disk = tmp_path / "small"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("mounting a file system takes root")
-    try:
+    with small_disk(disk, "2m"):
         state = {"generator": entry({"a": torch.rand(300_000)})}
         assert save(disk / "checkpoints", 64, state)
         assert not save(disk / "checkpoints", 128, state)
@@ -164,8 +161,6 @@ def test_a_real_full_disk_costs_this_checkpoint_alone(tmp_path, caplog):
             loaded(found, {"generator": entry({"a": torch.zeros(300_000)})})["generator"][0]["a"],
             state["generator"].parts()[0].values,
         )
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_a_directory_that_ranks_do_not_share_is_refused(tmp_path, caplog):

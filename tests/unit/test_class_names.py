@@ -30,6 +30,11 @@ def photographs(tmp_path):
     return tmp_path / "photographs"
 
 
+def prepare(source, made, kind="tar"):
+    options = ["--resolution", "8", "--format", kind, "--workers", "1"]
+    assert cli.main(["data", "prepare", str(source), str(made), *options]) == 0
+
+
 def section(kind, root, num_classes=3) -> Data:
     return Data(kind=kind, root=str(root), resolution=8, num_classes=num_classes, num_workers=0)
 
@@ -37,27 +42,23 @@ def section(kind, root, num_classes=3) -> Data:
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_folders_name_the_classes_and_so_does_what_is_made_of_them(tmp_path, photographs, kind):
     made = tmp_path / ("made.zip" if kind == "zip" else "made")
-    options = ["--resolution", "8", "--format", kind, "--workers", "1"]
-    assert cli.main(["data", "prepare", str(photographs), str(made), *options]) == 0
+    prepare(photographs, made, kind)
     for data in (section("folder", photographs), section(kind, made)):
         assert list(build_dataset(data).class_names) == ["cat", "dog", "eel"]
         assert with_class_names(data, build_dataset(data).class_names).class_names == ["cat", "dog", "eel"]
 
 
 def test_a_damaged_list_of_names_is_refused(tmp_path, photographs):
-    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
-    assert cli.main(["data", "prepare", str(photographs), str(tmp_path / "made"), *options]) == 0
+    prepare(photographs, tmp_path / "made")
     (tmp_path / "made/classes.json").write_text('{"cat": 0}')
     with pytest.raises(UserError, match=r"has a classes.json that cannot be read: it is no list of names; write"):
         build_dataset(section("tar", tmp_path / "made"))
 
 
 def test_classes_with_numbers_alone_have_no_names(tmp_path, photographs):
-    (photographs / "dataset.json").write_text(
-        json.dumps({"labels": [[str(path.relative_to(photographs)), 1] for path in photographs.rglob("*.png")]})
-    )
-    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
-    assert cli.main(["data", "prepare", str(photographs), str(tmp_path / "made"), *options]) == 0
+    labels = [[str(path.relative_to(photographs)), 1] for path in photographs.rglob("*.png")]
+    (photographs / "dataset.json").write_text(json.dumps({"labels": labels}))
+    prepare(photographs, tmp_path / "made")
     assert not (tmp_path / "made/classes.json").exists()
     assert build_dataset(section("folder", photographs, 2)).class_names == []
 
@@ -120,8 +121,7 @@ def test_names_in_a_listing_are_no_must(tmp_path):
 
 def test_what_is_made_of_a_listing_has_its_names(tmp_path):
     root = write_listing(tmp_path / "listed", class_names=["dog", "cat", "eel"])
-    options = ["--resolution", "8", "--format", "tar", "--workers", "1"]
-    assert cli.main(["data", "prepare", str(root), str(tmp_path / "made"), *options]) == 0
+    prepare(root, tmp_path / "made")
     assert build_dataset(section("tar", tmp_path / "made")).class_names == ["dog", "cat", "eel"]
 
 
@@ -150,9 +150,7 @@ def test_given_names_count_and_their_order_is_that_of_the_data():
     plain = Data(kind="synthetic", num_classes=2)
     assert with_class_names(plain, ["cat", "cat"]) == plain  # no names
     assert with_class_names(plain, ["cat"]) == plain
-    folders = Data(
-        kind="synthetic", num_classes=3
-    )  # in alphabetical order, class 1 is folder 10, and class 2 is folder 2
+    folders = Data(kind="synthetic", num_classes=3)  # class 1 is folder 10, and class 2 is folder 2
     assert with_class_names(folders, ["1", "10", "2"]).class_names == ["1", "10", "2"]
 
 

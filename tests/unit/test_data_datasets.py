@@ -203,12 +203,9 @@ def test_without_classes_images_may_lie_anywhere_and_labels_are_zero(tmp_path):
 
 def test_another_number_of_class_folders_names_the_right_one(tmp_path):
     write_images(tmp_path, "cat/1.png", "dog/1.png", "owl/1.png")
-    with pytest.raises(UserError) as caught:
+    said = r"^data\.num_classes: must be 3 .* 10 \(.* has 3 class folders \(cat, dog, owl\)\); set data\.num.*=3"
+    with pytest.raises(UserError, match=said):
         build_dataset(folder(tmp_path, num_classes=10))
-    assert str(caught.value) == (
-        f"data.num_classes: must be 3 with this data, got 10 ({tmp_path} has 3 class folders (cat, dog, owl)); "
-        "set data.num_classes=3, or 0 to train without classes"
-    )
 
 
 def test_images_without_class_folders_are_trained_without_classes(tmp_path):
@@ -327,9 +324,7 @@ def test_torchvision_reads_files_with_our_reader(tmp_path):
 
 def test_torchvision_names_are_checked():
     for name, remedy in {"cifar10": "did you mean CIFAR10", "CIFAR1O": "did you mean CIFAR10", "qq": "such as"}.items():
-        with pytest.raises(
-            UserError, match=rf"data.dataset: must be a class of torchvision.datasets, got '{name}'; .*{remedy}"
-        ):
+        with pytest.raises(UserError, match=rf"data.dataset: must be a class of .*, got '{name}'; .*{remedy}"):
             build_dataset(torchvision_section("/nowhere", name))
     with pytest.raises(UserError, match=r"data.dataset: 'CocoDetection' needs annFile, which a recipe cannot give; "):
         build_dataset(torchvision_section("/nowhere", "CocoDetection"))

@@ -167,13 +167,9 @@ def test_keys_of_shards_end_at_the_first_dot(tmp_path):
     names = [*(f"photo{i:03}.2024.jpg" for i in range(15)), *(f"photo{i:03}.jpg" for i in range(15, 20))]
     root = write("tar", tmp_path / "data", names)
     for _ in range(2):  # the second time from the index
-        with pytest.raises(UserError) as caught:
+        said = r"has 15 files .*, and 5 images \(15 .*: 15 \.jpg, such as photo000.*or set data\.max_ignored=15 to"
+        with pytest.raises(UserError, match=rf"^data\.root: .* {said}"):
             opened("tar", root)
-        assert str(caught.value) == (
-            f"data.root: '{root}' has 15 files that would be ignored, and 5 images (15 other files ignored: 15 .jpg, "
-            "such as photo000.2024.jpg); rename the files: a key ends at the first dot of a name, and the rest must be "
-            "the suffix alone, or set data.max_ignored=15 to ignore them"
-        )
         shards.keep_indices()
     with pytest.raises(UserError, match=r"contains no images \(15 .*photo000.2024.jpg\); rename the files: a key ends"):
         opened("tar", write("tar", tmp_path / "all", names[:15]))
@@ -198,17 +194,13 @@ def test_links_in_shards_are_named(tmp_path, kind):
         shards.keep_indices()
     write("tar", tmp_path / "more", ["b.2.png"] + [f"b{i}.2.png" for i in range(3)])
     (tmp_path / "more/0.tar").rename(root / "2.tar")
-    with pytest.raises(
-        UserError, match=r"has 7 files .* such as l0.png\); pack the files that .*; rename the files: a"
-    ):
+    with pytest.raises(UserError, match=r"has 7 files .* such as l0.png\); pack the files .*; rename the files: a"):
         opened("tar", root)
 
 
 def test_files_of_other_formats_in_shards_are_to_be_converted(tmp_path):
     root = write("tar", tmp_path / "data", ["1.png", "2.heic", "3.heic"])
-    with pytest.raises(
-        UserError, match=r"such as 2.heic\); convert them to .jpg or .png, or move them elsewhere, or set"
-    ):
+    with pytest.raises(UserError, match=r"such as 2.heic\); convert them to .jpg or .png, or move them .*, or set"):
         opened("tar", root)
 
 
@@ -226,13 +218,8 @@ def test_labels_that_shards_do_not_have_of_a_listing(tmp_path):
 
 def test_images_of_shards_without_classes(tmp_path):
     root = write("tar", tmp_path / "data", ["1.png", "1.json", "2.png", "2.json"])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^data\.root: .* has no classes \(.*; 2 other .*: 2 \.json, such as 1"):
         opened("tar", root, num_classes=10)
-    assert str(caught.value) == (
-        f"data.root: '{root}' has no classes (beside no image is a number in <key>.cls, in <key>.json as 'label', or "
-        "alone in <key>.txt; 2 other files ignored: 2 .json, such as 1.json); write the number of each image's class "
-        "into <key>.cls, set data.label_key, or set data.num_classes=0"
-    )
     assert len(opened("tar", root, num_classes=1)) == 2  # of one class
 
 

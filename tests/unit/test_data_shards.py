@@ -128,12 +128,9 @@ def test_images_without_a_class_are_refused_unless_labels_may_be_missing(tmp_pat
 def test_a_label_in_json_that_is_no_class_is_named(tmp_path, label):
     root = tmp_path / "shards"
     write_tar(root / "0.tar", {"a.json": json.dumps({"label": label}).encode(), "a.png": image_bytes(0)})
-    with pytest.raises(UserError) as caught:
+    said = f"has {shown(label)} as 'label', which is not the number of a class, in a.json of {root}/0.tar; give"
+    with pytest.raises(UserError, match=f"^data.root: .* {said}"):
         numbers(root, num_classes=2)
-    assert str(caught.value) == (
-        f"data.root: '{root}' has {shown(label)} as 'label', which is not the number of a class, in a.json of "
-        f"{root}/0.tar; give the key of the class numbers (data.label_key), or set data.num_classes=0"
-    )
     assert numbers(root) == [0]
 
 

@@ -145,18 +145,16 @@ def test_what_deepspeed_has_removed_is_named_as_such(tmp_path, name):
         content = nested(name, value)
         with pytest.raises(DeepSpeedConfigError, match=r"removed|no longer"):
             DeepSpeedConfig({**content, "train_batch_size": 1})
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=f"{name}: is removed from DeepSpeed 0.19.8; remove it"):
             read(tmp_path, content)
-        assert f"{name}: is removed from DeepSpeed 0.19.8; remove it" in str(caught.value)
     for value in (False, None, "auto", {"enabled": False, "max_train_batch_size": 2000}):
         assert "auto" not in str(read(tmp_path, nested(name, value)).content)
 
 
 @pytest.mark.parametrize("kind", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb", "onebitadam"])
 def test_optimizers_that_deepspeed_has_removed(tmp_path, kind):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"optimizer\.type: '{kind}' is removed from .*; use optimizer\.generator; "):
         read(tmp_path, {"optimizer": {"type": kind, "params": {"lr": "auto"}}})
-    assert f"optimizer.type: '{kind}' is removed from DeepSpeed 0.19.8; use optimizer.generator; " in str(caught.value)
 
 
 WAYS = {

@@ -22,19 +22,15 @@ from PIL import Image
 
 from bigsgan import cli
 from bigsgan.config.data import Data
-from bigsgan.data import build_dataset, readable_images, task
+from bigsgan.data import build_dataset, readable_images
 from bigsgan.images.cosines import to_cosines
 from tests.archives import write_tar, write_zip
 from tests.autoencoders import save_autoencoder
 from tests.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("small_parts")
 SIZE = 32
 ONE_LABEL = b'{"labels": [["a.png", 0]]}'
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(task, "_PART_SIZE", 4)
 
 
 def write_images(root: Path) -> torch.Tensor:

@@ -309,9 +309,8 @@ def test_steps_that_nothing_makes_are_refused(tmp_path, field, message, game):
 @pytest.mark.parametrize("field, changed", WRONG)
 def test_keys_that_do_not_fit_are_refused(tmp_path, field, changed):
     keys = [each.partition("=")[0] for each in changed]
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"^{field}: "):
         tiny_recipe(tmp_path, *(each for each in FLOW if each.partition("=")[0] not in keys), *changed)
-    assert caught.value.field == field
 
 
 @pytest.mark.slow

@@ -22,19 +22,15 @@ from bigsgan.checkpoint import find_intact
 from bigsgan.monitor import Reporter, open_rank_log
 from bigsgan.monitor.progress import Progress
 from tests import REPOSITORY
+from tests.examined import small_disk
 from tests.runs import make_run
 from tests.tiny import tiny_recipe
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 4 MiB."""
-    disk = tmp_path / "small"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("mounting a file system takes root")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    with small_disk(tmp_path / "small", "4m"):
+        yield tmp_path / "small"
 
 
 def fill(disk: Path) -> Path:

@@ -261,10 +261,8 @@ def test_a_size_gives_what_is_not_given():
     section = GATGenerator(size="L")
     assert (section.depth, section.width, section.heads) == (24, 1024, 16)
     assert GATGenerator.model_validate(section.model_dump()) == section
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^generator\.depth: .*; set generator\.depth=24 generator\.heads=16, or"):
         GATGenerator(size="L", depth=12, width=1024, heads=32)
-    problem = "generator.depth: must be 24 with generator.size=L, got 12"
-    assert str(caught.value) == f"{problem}; set generator.depth=24 generator.heads=16, or remove generator.size"
 
 
 @pytest.mark.parametrize("size, problem", [({"S": 1}, "a single value"), ("M", "'S'")])

@@ -201,36 +201,25 @@ def test_networks_without_blocks_are_refused(tmp_path, network, family):
 def test_deepspeeds_own_adam_on_the_host_is_refused(tmp_path, kind):
     overrides = [text.replace("muon", kind).replace("0.5, 0.9]", "0.0, 0.9]") for text in GAT]
     host = zero(2, zero={"offload_optimizer": {"device": "cpu"}}, zero_force_ds_cpu_optimizer=True)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"zero_force_ds_cpu_optimizer: must be false with .*={kind}, got true"):
         tiny_plan(tmp_path, 2, overrides, {"generator": host, "discriminator": zero(1)})
-    assert str(caught.value) == (
-        f"{tmp_path / 'generator.json'}: zero_force_ds_cpu_optimizer: must be false with optimizer.generator.kind="
-        f"{kind}, got true (it asks for DeepSpeed's own Adam); remove it; torch's optimizers work on the host too"
-    )
 
 
 def test_a_drive_is_refused(tmp_path):
     nvme = zero(3, zero={"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}})
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"offload_optimizer\.device: must be cpu with .*\.kind=muon, got 'nvme'"):
         tiny_plan(tmp_path, 2, GAT, {"generator": nvme, "discriminator": zero(1)})
-    assert str(caught.value) == (
-        f"{tmp_path / 'generator.json'}: zero_optimization.offload_optimizer.device: must be cpu with "
-        "optimizer.generator.kind=muon, got 'nvme' (no test covers Muon on a drive); set it to cpu, or "
-        "optimizer.generator.kind=adamw"
-    )
 
 
 def test_stages_that_would_wait_for_each_other_are_refused(tmp_path):
     ds = {"generator": zero(1, zero={"reduce_scatter": False}), "discriminator": zero(1)}
     tiny_plan(tmp_path, 2, GAT, ds)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"optimizer\.generator\.kind: .* with these pipeline stages, got 'muon'"):
         tiny_plan(tmp_path, 2, [*GAT, *stages(2, 1)], ds)
-    assert "optimizer.generator.kind: must be adamw with these pipeline stages, got 'muon'" in str(caught.value)
 
 
 def test_a_torch_without_it_is_refused(tmp_path, monkeypatch):
     plan = tiny_plan(tmp_path, 1, GAT, dict.fromkeys(NETWORKS, zero(0)))
     monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^optimizer\.generator\.kind: 'muon' needs torch 2\.9 or later, and this is "):
         checked_config(plan, "generator")
-    assert str(caught.value).startswith("optimizer.generator.kind: 'muon' needs torch 2.9 or later, and this is ")

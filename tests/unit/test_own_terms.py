@@ -80,15 +80,13 @@ def test_a_term_of_logits_and_labels_is_told_what_it_reads(tmp_path):
     ],
 )
 def test_arguments_are_those_of_the_signature(tmp_path, section, field):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"^{field}: "):
         terms(tmp_path, section)
-    assert caught.value.field == field
 
 
 def test_names_differ(tmp_path):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="is the name of another part of the losses"):
         terms(tmp_path, "Wing', name: l1, arguments: {width: 1.0}")
-    assert str(caught.value.problem) == "is the name of another part of the losses"
 
 
 def test_a_loss_has_both_sides(tmp_path):

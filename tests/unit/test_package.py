@@ -67,14 +67,8 @@ def docker_steps() -> list[tuple[str, str]]:
 def installed(tmp_path_factory) -> Path:
     """The bin directory of a virtual environment that the Dockerfile's commands make, but for those of apt-get."""
     place, source = tmp_path_factory.mktemp("package"), tmp_path_factory.mktemp("source")
-    taken = (
-        "bigsgan",
-        "ds_configs",
-        "launch",
-        "LICENSE",
-        "README.md",
-        "pyproject.toml",
-    )  # setuptools writes beside them
+    # Setuptools writes beside them.
+    taken = ("bigsgan", "ds_configs", "launch", "LICENSE", "README.md", "pyproject.toml")
     subprocess.run(["cp", "-a", *taken, source], cwd=REPOSITORY, check=True)
     own = next(path for path in sys.path if path.endswith("site-packages"))
     environment = {**plain_environment(), "PIP_NO_DEPS": "1", "PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}"}
@@ -82,9 +76,8 @@ def installed(tmp_path_factory) -> Path:
         rest = rest.replace("/opt/bigsgan", str(place)).replace("/src", str(source))
         if keyword == "ENV":
             name, _, value = rest.partition("=")
-            environment[name] = subprocess.check_output(
-                ["bash", "-c", f"echo {value}"], env=environment, text=True
-            ).strip()
+            command = ["bash", "-c", f"echo {value}"]
+            environment[name] = subprocess.check_output(command, env=environment, text=True).strip()
         if keyword == "RUN" and "apt-get" not in rest:
             subprocess.run(["bash", "-c", rest], check=True, timeout=300, env=environment)
         for packages in place.glob("lib/python*/site-packages"):
@@ -115,9 +108,7 @@ for path in (ROOT / "ds_configs").iterdir():
 
 @pytest.mark.slow
 def test_the_wheel_trains_in_an_empty_directory(installed, tmp_path):
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")
-    }
+    environment = plain_environment()
     environment["PATH"] = os.pathsep.join([str(installed), str(Path(sys.executable).parent), os.environ["PATH"]])
 
     def run(*words: str) -> str:

@@ -17,6 +17,7 @@ from bigsgan.errors import UserError
 from bigsgan.runtime import launched, limits, memory
 from bigsgan.runtime.ending import exit_status
 from bigsgan.runtime.paths import writing
+from tests.examined import small_disk
 
 UNLIMITED = resource.RLIM_INFINITY
 MORE_MEMORY = "ulimit -v: must allow more KiB of address space, got 2000; run `ulimit -v unlimited` before"
@@ -74,10 +75,8 @@ def test_processes(limited, monkeypatch):
     monkeypatch.setattr(subprocess, "_fork_exec", lambda *_: fail(busy))
     with pytest.raises(OSError, match="temporarily") as start:
         subprocess.run([sys.executable, "-c", ""], close_fds=True, cwd=".")
-    error = start.value
-    assert str(limits.reached(error)).startswith(
-        "ulimit -u: must allow more processes and threads of this user, got 50"
-    )
+    said = "ulimit -u: must allow more processes and threads of this user, got 50"
+    assert str(limits.reached(start.value)).startswith(said)
 
 
 def test_other_errors_are_not_of_a_limit(limited):
@@ -158,15 +157,9 @@ def test_a_full_table_of_inodes_is_named(monkeypatch, tmp_path, free, ends):
 
 def test_a_file_system_without_inodes(tmp_path):
     disk = tmp_path / "small"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=3", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a file system takes root")
-    try:
+    with small_disk(disk, "4m,nr_inodes=3"):
         for name in "ab":
             (disk / name).write_text("x")
         said = "No space left on device: its file system has no inode left"
         with pytest.raises(UserError, match=said), writing(disk / "c"):
             (disk / "c").write_text("x")
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)

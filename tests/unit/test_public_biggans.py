@@ -223,10 +223,5 @@ def test_attention_after_blocks_of_one_resolution_is_refused_by_its_cause():
     state = {name: tensor.detach() for name, tensor in public.state.items()}
     attention = {name: tensor for name, tensor in state.items() if name.startswith("blocks.1.")}
     more = {name.replace("blocks.1.", "blocks.5."): tensor for name, tensor in attention.items()}
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^weights: has attention after .* resolution, 8x8 \(block 3; .*D_attn 16"):
         studiogan.discriminator_section({**state, **more})
-    assert str(caught.value) == (
-        "weights: has attention after a block that keeps its resolution, 8x8 (block 3; here attention comes once at a "
-        "resolution, after the block that reaches it); give a network without it; D_attn 16 of 32x32 images puts it "
-        "after every block"
-    )

@@ -79,16 +79,8 @@ def test_a_signal_in_the_environment_is_slurms(here, monkeypatch, capsys, signal
 
 
 def test_options_of_sbatch_that_decide_no_ranks_are_its_own(here):
-    others = [
-        "--gres=nvme:1,gpumem:4",
-        "--gres-flags=enforce-binding",
-        "--exclude",
-        "node3",
-        "--mem=0",
-        "-c4",
-        "-Hq",
-        "n",
-    ]
+    others = ["--gres=nvme:1,gpumem:4", "--gres-flags=enforce-binding", "--exclude", "node3"]
+    others += ["--mem=0", "-c4", "-Hq", "n"]
     assert run("--gpus-per-node", "2", *(f"--sbatch={word}" for word in others)) == 0
     assert (here / "submitted").read_text().splitlines()[2:-4] == others
 
@@ -103,15 +95,8 @@ def test_a_sweep_is_an_array(here):
     (here / "sweep.txt").write_text("# two\nout=a batch=16\nout=b seed=2\n")
     assert run("--gpus-per-node", "2", "--sweep", "sweep.txt") == 0
     words = (here / "submitted").read_text().splitlines()
-    assert words[2:] == [
-        "--array=1-2",
-        SCRIPT,
-        "--config",
-        "tiny.yaml",
-        "--sweep",
-        "sweep.txt",
-        "restarts  site  notice ",
-    ]
+    told = ["--config", "tiny.yaml", "--sweep", "sweep.txt"]
+    assert words[2:] == ["--array=1-2", SCRIPT, *told, "restarts  site  notice "]
     assert run("--gpus-per-node", "2", "--sweep", "sweep.txt", "--array", "2%1") == 0
     assert "--array=2%1" in (here / "submitted").read_text().splitlines()
 
@@ -122,9 +107,8 @@ def test_a_dry_run_prints_the_command_and_the_script(here, capsys):
     site.write_text("true\n")
     assert run("--gpus-per-node", "2", "--site", site.name, "--dry-run", "out=a run") == 0
     command, rest = capsys.readouterr().out.split("\n", 1)
-    assert command == (
-        f"BIGSGAN_SITE='{site}' sbatch --nodes=1 --gpus-per-node=2 {SCRIPT} --config tiny.yaml 'out=a run'"
-    )
+    words = f"--nodes=1 --gpus-per-node=2 {SCRIPT} --config tiny.yaml 'out=a run'"
+    assert command == f"BIGSGAN_SITE='{site}' sbatch {words}"
     assert rest == Path(SCRIPT).read_text()
     assert not (here / "submitted").exists()
 

@@ -83,7 +83,6 @@ def discriminator(record, section):
 @pytest.mark.parametrize("side", [4, 5])
 def test_losses_and_gradients_are_the_published_ones(record, side):
     section = Objective(loss="relativistic", teacher={"path": "dinov2.pt", "weight": 0.7, "width": 6, "hidden": 10})
-    assert section.teacher is not None
     network, statistics = discriminator(record, section.teacher), Statistics(CPU)
     terms = stateless_terms(section)
     statistics.declare(*(name for term in terms for name in term.statistics))
@@ -136,7 +135,6 @@ def test_programs_of_both_kinds(tmp_path, suffix):
     """Give what the module gives, in a recipe's type and of other numbers of images than they were traced with."""
     override = write_teacher(tmp_path / f"t{suffix}", width=5)
     teacher = build_teacher(tiny_recipe(tmp_path, *TINY_GAMES["gat"], *override), CPU)
-    assert teacher is not None
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, found = TinyTeacher(5)(images), teacher.features(images)
@@ -246,7 +244,5 @@ def test_images_are_mirrored_with_what_networks_see(tmp_path):
         assert_close(means, batch.pixels[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).mean(dim=(3, 4)), rtol=1e-4, atol=1e-5)
     plain = shown(None, kind="digits", resolution=16)[0]
     mirrored = shown(None, kind="digits", resolution=16, horizontal_flip=True)[0]
-    assert isinstance(plain, ShownImages)
-    assert isinstance(mirrored, ShownImages)
     assert torch.equal(mirrored.pixels, mirrored.images)
     assert not torch.equal(plain.pixels, mirrored.pixels)
