@@ -44,16 +44,9 @@ def train(directory: Path, total: int) -> str:
 
 def begin(directory: Path, total: int, saves: int = 16) -> subprocess.Popen[str]:
     tiny_recipe(directory)
-    overrides = [
-        f"out={directory / 'run'}",
-        f"total_nimg={total}",
-        "report_nimg=8",
-        "sample_nimg=32",
-        f"checkpoint_nimg={saves}",
-        "metrics={names: [fid64, pr64, labels64], every_nimg: 16}",
-        "ema.power={snapshot_nimg: 8}",
-        *SAME_SUMS,
-    ]
+    overrides = [f"out={directory / 'run'}", f"total_nimg={total}", f"checkpoint_nimg={saves}", *SAME_SUMS]
+    overrides += ["report_nimg=8", "sample_nimg=32", "ema.power={snapshot_nimg: 8}"]
+    overrides += ["metrics={names: [fid64, pr64, labels64], every_nimg: 16}"]
     command = [sys.executable, "launch/train.py", "--config", directory / "tiny.yaml", *overrides]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     pipes: dict[str, int] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -73,13 +73,8 @@ def test_home_directories(tmp_path, monkeypatch, capsys):
     (tmp_path / "home").mkdir()
     (tmp_path / "recipe.yaml").rename(tmp_path / "home" / "recipe.yaml")
     (tmp_path / "home" / "ds.json").write_text("{}")
-    overrides = [
-        "out=~/x",
-        "data.kind=folder",
-        "data.root=~/data",
-        "engines.generator.ds_config=~/ds.json",
-        "init_from={run: ~/other}",
-    ]
+    overrides = ["out=~/x", "data.kind=folder", "data.root=~/data", "init_from={run: ~/other}"]
+    overrides += ["engines.generator.ds_config=~/ds.json"]
     assert cli.main(["train", "--config", "~/recipe.yaml", "--dry-run", *overrides]) == 0
     printed = capsys.readouterr().out
     for line in (f"out: {tmp_path}/home/x", f"root: {tmp_path}/home/data", f"run: {tmp_path}/home/other"):

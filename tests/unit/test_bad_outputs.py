@@ -95,13 +95,8 @@ def test_an_export_names_the_tensor_that_is_not_finite(run, capsys):
         patch.setattr(saver, "first_not_finite", lambda tensors: None)
         assert save(run / "checkpoints", 128, {"discriminator": whole(network)}, layout=LAYOUT)
     arguments = ["export", "--run", "run", "--out", "x", "--network", "discriminator"]
-    check(
-        capsys,
-        arguments,
-        "--run",
-        f"'run' has a discriminator at 128 images with non-finite values in {name}",
-        "--nimg",
-    )
+    problem = f"'run' has a discriminator at 128 images with non-finite values in {name}"
+    check(capsys, arguments, "--run", problem, "--nimg")
 
 
 def run_out(*arguments: Any) -> None:

@@ -160,12 +160,8 @@ def test_running_out_of_memory_names_what_to_change(run, monkeypatch, capsys):
         torch.empty(2**52)
 
     monkeypatch.setattr(trainer.Trainer, "_open", allocate)
-    parts = (
-        "can't allocate memory",
-        "8 (generator), 4 (discriminator) images",
-        "more micro-batches (accumulation=2)",
-        "zero3.json",
-    )
+    remedies = "more micro-batches (accumulation=2)", "zero3.json"
+    parts = "can't allocate memory", "8 (generator), 4 (discriminator) images", *remedies
     check(capsys, train_arguments("engines.discriminator.accumulation=2"), "memory: is not enough on rank 0", *parts)
 
     def fail(*arguments: Any) -> None:

@@ -53,12 +53,8 @@ def test_it_agrees_with_the_reference(game, tmp_path):
 
 
 def test_gradients_are_clipped(tmp_path):
-    plan = tiny_plan(
-        tmp_path,
-        1,
-        ["optimizer.generator={kind: sgd, lr: 1, clip_norm: 0.01}"],
-        {"generator": zero(0), "discriminator": zero(0)},
-    )
+    clipped = ["optimizer.generator={kind: sgd, lr: 1, clip_norm: 0.01}"]
+    plan = tiny_plan(tmp_path, 1, clipped, {"generator": zero(0), "discriminator": zero(0)})
     loop = build_plain_loop(plan, distributed=False)
     before = [weight.detach().clone() for weight in loop._weights]
     loop()

@@ -176,17 +176,8 @@ def write_images(root, *names):
 
 
 def test_class_folders_are_numbered_in_alphabetical_order(tmp_path):
-    write_images(
-        tmp_path,
-        "b/2.png",
-        "b/1.PNG",
-        "a/deep/er/x.png",
-        "c/y.bmp",
-        "c/._y.bmp",
-        "c/.t/z.png",
-        ".git/z.png",
-        "loose.png",
-    )
+    hidden = ["c/._y.bmp", "c/.t/z.png", ".git/z.png"]
+    write_images(tmp_path, "b/2.png", "b/1.PNG", "a/deep/er/x.png", "c/y.bmp", *hidden, "loose.png")
     (tmp_path / "b/notes.txt").write_text("no image")
     dataset = build_dataset(folder(tmp_path, num_classes=3))
     found = [(int(pixels[0, 0, 0]), label) for pixels, label in (dataset[i] for i in range(len(dataset)))]

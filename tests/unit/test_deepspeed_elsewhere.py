@@ -14,17 +14,11 @@ from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from bigsgan import cli
 from bigsgan.config import NETWORKS, plan_run
 from bigsgan.config.deepspeed_elsewhere import ELSEWHERE, TAKEN
-from bigsgan.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file
 from bigsgan.config.deepspeed_keys import FILE
 from bigsgan.errors import UserError
 from tests.tiny import tiny_recipe
+from tests.unit.test_deepspeed_file import DERIVED, read
 
-DERIVED = {
-    "train_batch_size": 64,
-    "train_micro_batch_size_per_gpu": 16,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 0.0,
-}
 AUTO_SIZES = dict.fromkeys(DERIVED, "auto")
 AUTO_ADAM = {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")}
 WARMUP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
@@ -70,12 +64,6 @@ ACCELERATE = {
     "zero_allow_untested_optimizer": True,
     **AUTO_SIZES,
 }
-
-
-def read(tmp_path, content: Any) -> DeepSpeedFile:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(content))
-    return read_deepspeed_file("generator", str(path), None, DERIVED)
 
 
 def test_a_file_of_the_hugging_face_trainer_loads_and_one_line_says_what_the_recipe_decides(tmp_path):

@@ -64,13 +64,8 @@ def test_a_port_that_is_in_use(monkeypatch):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        place = {
-            "RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match=f"MASTER_PORT: {port} cannot be used on .*: another program uses it"):

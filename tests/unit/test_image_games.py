@@ -191,12 +191,7 @@ READS = f"generator={{family: '{__name__}:%s', reads: images, seeds: true, outpu
         (["generator.outputs=[]"], "generator.family", "must return one tensor of floats", "name what comes after"),
         (["generator.outputs=[code]"], "generator.outputs", "must be the names of the 2 tensors that", "name each"),
         ([READS % "Loses"], "generator.outputs", "of the 1 tensor that", "name each"),
-        (
-            [READS % "Totals"],
-            "generator.outputs",
-            "must be an output of 4 samples, is of shape []",
-            "an entry for each",
-        ),
+        ([READS % "Totals"], "generator.outputs", "must be an output of 4 samples, is of shape []", "an entry for"),
         (["generator.outputs=[code, code]"], "generator.outputs.1", "is the name of something", "a name of its own"),
         (["generator.outputs=[code, images]"], "generator.outputs.1", "is the name of something", "a name of its own"),
         (["generator.latent_size=8"], "generator.latent_size", "must be unset with generator.reads", "remove it"),

@@ -70,12 +70,8 @@ def test_tensorboard_shows_both_networks_and_both_kinds_of_images_on_one_chart(t
         ("grad_norm/generator", "grad_norm/discriminator"), ("lr/generator", "lr/discriminator"),
         ("spectral_norm/generator", "spectral_norm/discriminator"), ("skipped/generator", "skipped/discriminator"),
     }  # fmt: skip
-    names = {name for pair in pairs for name in pair} | {
-        "penalty/r1",
-        "loss/l1",
-        "images_per_second",
-        "loss_scale/generator",
-    }
+    names = {name for pair in pairs for name in pair}
+    names |= {"penalty/r1", "loss/l1", "images_per_second", "loss_scale/generator"}
     for resume_nimg in (0, 64):
         Reporter(tmp_path, 0, 256, resume_nimg).close()
     events = EventAccumulator(str(tmp_path)).Reload()

@@ -167,13 +167,9 @@ def test_a_condensed_stretch_keeps_what_is_most():
 def test_penalties_that_differentiate_twice_by_their_sizes(tmp_path, checkpointing):
     """A trace of 12 samples is what those of 2 and 4 say, of StyleGAN2 with ADA, whose moments grow with them."""
     changes = both_engines(f"activation_checkpointing={str(checkpointing).lower()}")
-    changes += [
-        "batch=12",
-        "augmentation={target: 0.6}",
-        "objective.r1={weight: 1, every: 16}",
-        "objective.loss=non_saturating",
-    ]
-    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["stylegan2_path_length"][:2], "objective.path_length={}", *changes], {})
+    changes += ["batch=12", "augmentation={target: 0.6}"]
+    game = "objective={loss: non_saturating, r1: {weight: 1, every: 16}, path_length: {}}"
+    plan = tiny_plan(tmp_path, 1, [*TINY_GAMES["stylegan2_path_length"][:2], game, *changes], {})
     traces = Traces()
     for network, trace in (("generator", trace_generator), ("discriminator", trace_discriminator)):
         predicted = traces.penalized(plan, network, 12)

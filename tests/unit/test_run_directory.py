@@ -234,12 +234,8 @@ def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_pa
     path = run / "config.yaml"
     path.write_text(dump_yaml(tree))
     (tmp_path / "config.yaml").write_text(dump_yaml(tree))
-    for recipe in (
-        read_saved_recipe(run),
-        load_recipe(path, []),
-        read_saved_recipe(tmp_path),
-        parse_saved_recipe(tree),
-    ):
+    saved = [read_saved_recipe(directory) for directory in (run, tmp_path)]
+    for recipe in (*saved, load_recipe(path, []), parse_saved_recipe(tree)):
         assert (recipe.data, recipe.generator) == (expected.data, expected.generator)
         assert recipe.optimizer.discriminator == expected.optimizer.discriminator
         assert (recipe.optimizer.generator.eps, recipe.optimizer.generator.betas) == (1e-40, [1e-40, 0.5])
