@@ -39,3 +39,4 @@ def test_large_numbers_are_finite():
     most = torch.finfo(torch.float32).max
     assert first_not_finite({"a": torch.full((4,), most), "b": torch.tensor([1])}) is None
     assert first_not_finite({"a": torch.ones(2), "b": torch.tensor([most * 2])}) == "b"
+    assert first_not_finite({"a": torch.tensor(1.0), "b": torch.tensor(torch.nan)}) == "b"  # without dimensions
