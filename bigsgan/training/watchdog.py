@@ -116,6 +116,8 @@ class Watchdog:
                 yield
         finally:
             self._stopped.set()
+            # Python (3.11) ends such threads at its exit, and one that is inside of torch's store aborts the process.
+            thread.join(2 * _BOARD_PATIENCE_SECONDS)
 
     @contextmanager
     def telling(self) -> Iterator[None]:

@@ -113,6 +113,20 @@ def test_a_rank_that_is_killed_while_the_others_devices_wait_is_named(tmp_path, 
     assert printed.endswith(": killed, or crashed; rank 0 (generator) waits for it in 'D judges'\n")
 
 
+def test_no_thread_is_left_in_the_store(tmp_path):
+    """Python would end it at the process's exit, inside of torch, and the process would abort."""
+
+    class Slow(Board):
+        def set(self, *arguments):
+            time.sleep(0.5)
+            super().set(*arguments)
+
+    before, slow = threading.active_count(), Slow()
+    with Watchdog(0, 2, 4.0, RankLog(tmp_path / "rank.log", 0, print), lambda: slow).watching():
+        time.sleep(0.1)  # its first beat
+    assert threading.active_count() == before
+
+
 @pytest.mark.parametrize("error, status", [(UserError("a", 1, "is bad", "change it"), 2), (KeyError("a"), 1)])
 def test_where_one_rank_ends_the_run_the_others_do_not_wait_for_it(tmp_path, monkeypatch, capfd, error, status):
     """Though their main threads may wait for a device, and notice nothing. With the status that it ends with."""
