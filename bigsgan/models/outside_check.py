@@ -86,7 +86,10 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             problem = (
                 f"cannot compute layer {number} from {given}" if len(stack.layers) > 1 else f"cannot compute {given}"
             )
-            raise UserError(field, family, problem, "correct it, or its arguments", detail) from error
+            remedy = "correct it, or its arguments"
+            if "on device meta" in detail:
+                remedy = "register tensors that it keeps in lists or dictionaries as buffers"
+            raise UserError(field, family, problem, remedy, detail) from error
         if has_tangents:
             _check_tangents(field, family, layer, carry)
         with_memory(layer, "meta")
@@ -137,8 +140,8 @@ def attributes(owner: Any) -> dict[str, Any]:
                 found[name] = value
             elif isinstance(value, list | deque | set | dict) and not key.startswith("_"):
                 found[name] = len(value)
-            elif isinstance(value, Tensor):
-                found[name] = id(value), value._version
+            elif isinstance(value, Tensor):  # a new one of the same numbers is the same
+                found[name] = repr(value.detach().sum(dtype=torch.complex128))
     return found
 
 
@@ -176,7 +179,8 @@ def _located(field: str) -> Iterator[None]:
         yield
     except UserError as error:
         problem = f"has a parameter or buffer {error.field} that {error.problem}"
-        raise UserError(field, None, problem, error.remedy, error.detail) from None
+        remedy = f"{error.remedy}; a module must be constructed when the function is called, not before"
+        raise UserError(field, None, problem, remedy, error.detail) from None
 
 
 def _check_memory(field: str, family: str, stack: LayerStack, number: int, num_sharing: int) -> None:

@@ -246,6 +246,18 @@ class Normalizes(Torchs):
         return super().forward(z, y)
 
 
+class Lists(nn.Linear):
+    """Keeps a tensor in a list."""
+
+    def __init__(self, latent_size):
+        super().__init__(latent_size, latent_size)
+        self.gains = [torch.ones(1)]
+
+    def forward(self, z, y):
+        """Images."""
+        return super().forward(z * self.gains[0])
+
+
 class Complex(Torchs):
     """Has complex numbers."""
 
@@ -305,6 +317,7 @@ def test_what_no_other_layout_can_repeat(tmp_path, function, found):
         ("Small", "generator.family: must make images [4, 1, 16, 16] of 4 samples"),
         ("bare", "has no parameters to train"),
         ("Normalizes", "changes the parameter layers.0.module.gain of 0 (Normalizes) in its forward pass"),
+        ("Lists", "register tensors that it keeps in lists or dictionaries as buffers"),
         ("Complex", "has complex numbers in layers.0.module.spectrum"),
         ("Infinite", "has numbers that are not finite in 0 (Infinite)"),
         (
