@@ -134,7 +134,7 @@ def test_a_combination_that_the_recipe_rules_out_keeps_the_reason(tmp_path):
     variants = chosen("zero0,zero3+compiled", tmp_path)
     _, refused = plan_variants(tiny_recipe(tmp_path), variants, 1)
     assert refused.plan is None
-    assert refused.reason.startswith("engines.generator.compile: must be none with ZeRO 3, got 'whole'")
+    assert refused.reason.startswith("engines.generator.compile: must be layers with ZeRO 3, got 'whole'")
 
 
 @pytest.mark.parametrize("device, runs", [("cpu", False), ("cuda", True)])

@@ -28,7 +28,7 @@ DOCUMENTED = {
     "reduce_bucket_size",
 }  # fmt: skip
 """What DeepSpeed's pages describe, and of the keys of its files that which is read."""
-NOT_DEEPSPEEDS = {"_asdict", "_replace", "_schema", "_parameters"}
+NOT_DEEPSPEEDS = {"_asdict", "_replace", "_schema", "_parameters", "_forward_hooks", "_forward_pre_hooks"}
 """Underscores of named tuples, and of torch's operators and modules."""
 
 

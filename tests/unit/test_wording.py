@@ -21,7 +21,20 @@ MISSPELT_ON_PURPOSE = re.compile("zero_optimisation|basic_optimiser|reduce_bucke
 
 BEGINNINGS = {
     *("must", "cannot", "needs", "has", "is", "are", "does not", "contains", "lacks", "exists", "unknown key"),
-    *("sets", "makes", "joins", "fails", "finds", "differs", "shifts", "belongs", "replaces", "unknown option"),
+    *(
+        "sets",
+        "makes",
+        "joins",
+        "fails",
+        "finds",
+        "differs",
+        "shifts",
+        "belongs",
+        "replaces",
+        "keeps",
+        "changes",
+        "unknown option",
+    ),
 }
 """With what the problem of a UserError begins: a predicate in the present tense, or "unknown" and what nobody knows."""
 PREDICATE = re.compile(rf"({'|'.join(sorted(BEGINNINGS))})\b")

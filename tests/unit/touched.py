@@ -93,12 +93,14 @@ TOUCHED: dict[str, dict[str, str]] = {
     "runtime/zero/config.py": {"engines/deepspeed_config.py": "DeepSpeedZeroConfig"},
     "runtime/zero/linear.py": {"engines/deepspeed/tangents.py": "apply LinearFunctionForZeroStage3"},
     "runtime/zero/parameter_offload.py": {
+        "engines/deepspeed/layer_gathers.py": "forward_hooks backward_hooks",
         "engines/deepspeed/leftovers.py": "DeepSpeedZeRoOffload _register_deepspeed_module FWD_MODULE_STACK",
         "engines/deepspeed/prefetching.py": "get_param_coordinator release_backward_leftovers param_coordinator",
         "engines/deepspeed/tangents.py": "pre_bwd_fn post_bwd_fn",
     },
     "runtime/zero/partition_parameters.py": {
         "engines/deepspeed/internals.py": "ds_id ds_numel all_gather partition partition_numel ds_active_sub_modules",
+        "engines/deepspeed/layer_gathers.py": "register_external_parameter",
         "engines/deepspeed/leftovers.py": "Init param_id",
         "engines/deepspeed/scalars.py": "_convert_to_deepspeed_param",
         "engines/parameter_groups.py": "ds_shape",
