@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.autograd.forward_ad as forward_mode
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import linear
@@ -38,6 +39,8 @@ class _Linear:
     @staticmethod
     def apply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """(..., in), (out, in), (out,) -> (..., out)."""
+        if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of a bias that is added in place
+            return torch._C._nn.linear(x, weight, bias)
         value, tangent = forward_mode.unpack_dual(x)
         if tangent is None:
             return LinearFunctionForZeroStage3.apply(x, weight, bias)
