@@ -38,7 +38,7 @@ class Adversarial(Section):
     """The weight of the loss on logits in G's loss."""
 
     weight: NaturalFloat = 1.0
-    """Factor."""
+    """Factor; of the ratio if the weight is adaptive."""
     from_nimg: NaturalInt = 0
     """Images before which it is 0."""
     ramp_nimg: NaturalInt = 0

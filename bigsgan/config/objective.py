@@ -199,7 +199,7 @@ class OwnTerm(Section):
     weight: float = 1.0
     """Factor."""
     every: PositiveInt = 1
-    """It is in one of so many steps of D, or updates of G, times this number."""
+    """Compute it in one of so many steps of D, or updates of G, with so many times its weight."""
     differentiates: list[Literal["real", "fake"]] = Field(default=[])
     """Images at which it takes gradients of D's logits."""
     arguments: dict[str, Any] = Field(default={})

@@ -332,13 +332,13 @@ def _check_cuda_graphs(recipe: Recipe, network: str, file: DeepSpeedFile) -> Non
     if not engine.cuda_graphs:
         return
     field = f"engines.{network}.cuda_graphs"
-    if engine.compile == "none":
-        problem, remedy = f"must be false with engines.{network}.compile=none", f"set engines.{network}.compile=whole"
-        raise UserError(field, True, problem, f"{remedy}, or {field}=false", "only compiled code is replayed")
     for layout, asked in {"pipeline_stages": engine.pipeline_stages > 1, "ZeRO 3": file.stage == 3}.items():
         if asked:
             detail = "messages and gathers are not replayed"
             raise UserError(field, True, f"must be false with {layout}", f"set {field}=false", detail)
+    if engine.compile == "none":
+        problem, remedy = f"must be false with engines.{network}.compile=none", f"set engines.{network}.compile=whole"
+        raise UserError(field, True, problem, f"{remedy}, or {field}=false", "only compiled code is replayed")
     if engine.activation_checkpointing:
         problem, detail = "must be false with activation_checkpointing", "it would replay within a backward pass"
         remedy = f"set {field}=false, or engines.{network}.activation_checkpointing=false"

@@ -163,10 +163,10 @@ def small_networks():
 @contextmanager
 def inexact_compilation():
     def compiled(original, *arguments):
-        fast = original(*arguments)
-        return lambda *inputs, **options: fast(*inputs, **options) * 1.001
+        fast, *others = original(*arguments)
+        return (lambda *inputs, **options: fast(*inputs, **options) * 1.001), *others
 
-    with small_networks(), wrapped(compiling, "compiled", compiled):
+    with small_networks(), wrapped(compiling, "passes", compiled):
         yield
 
 

@@ -347,6 +347,13 @@ def test_torchvision_labels_that_are_no_classes_need_an_unconditional_run(tmp_pa
     assert dataset[0][0].tolist() == [[[90, 90], [90, 90]]]
 
 
+def test_one_empty_class_folder_is_named(tmp_path):
+    write_images(tmp_path, "cat/1.png")
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(UserError, match=r"data.root: .* has class folders without images \(dog\); "):
+        build_dataset(folder(tmp_path, num_classes=2))
+
+
 def test_classes_of_digits_are_vectors_where_labels_are_left_out():
     data = Data(kind="digits", resolution=8, condition_dropout=0.25, missing_labels="accept")
     plain, given = build_dataset(Data(kind="digits", resolution=8)), build_dataset(data)

@@ -263,3 +263,8 @@ def test_compiled_upsampling_scatters_nothing(memory_format):
         pass_through, torch.compile(lambda images: F.interpolate(images, scale_factor=2), dynamic=False)
     )
     assert any("index_put" in each for each in stock)
+
+
+def test_narrow_attention_has_a_channel_where_an_eighth_would_be_none():
+    layer = SelfAttention(4)
+    assert layer.query.weight.shape[0] == layer.key.weight.shape[0] == 1
