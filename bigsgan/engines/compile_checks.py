@@ -16,14 +16,11 @@ from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import BatchStatistics
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.layers import RankAverages, SpectralLayer
-from bigsgan.models.quantizers import VectorQuantizer
 
 _log = logging.getLogger(__name__)
 
 COMPILED_SINCE = "2.11"
 """The first version of torch whose compiled updates were compared with plain PyTorch's."""
-QUANTIZERS_SINCE = "2.14"
-"""The first version whose compiled updates with a vector quantizer were right."""
 GRAPHS_SINCE = "2.15"
 """The version of torch whose lifetimes of results were studied; see replays.py."""
 
@@ -49,10 +46,6 @@ def check_compiler(plan: RunPlan, network: str) -> None:
     if TorchVersion(torch.__version__) < COMPILED_SINCE:
         text = f"compiled updates were compared with plain PyTorch's from {COMPILED_SINCE} on"
         remedy = "compare them on this machine by `bigsgan doctor --only arithmetic.compiled`"
-        _log.warning("%s: torch is %s, and %s: %s", field, torch.__version__, text, remedy)
-    elif TorchVersion(torch.__version__) < QUANTIZERS_SINCE and _first_of(plan, network, (VectorQuantizer,)):
-        text = "code that 2.11 compiled on a CPU gave wrong updates with codes"
-        remedy = f"install torch {QUANTIZERS_SINCE}, or set {field}=none"
         _log.warning("%s: torch is %s, and %s: %s", field, torch.__version__, text, remedy)
     if plan.engines[network].section.activation_checkpointing:
         # A pass moves state that it uses, and its recomputation does not. They are compiled separately, and would keep

@@ -130,9 +130,23 @@ def _joint(pairs: Tensor) -> Tensor:
 
 def nearest(latents: Tensor, codes: Tensor) -> Tensor:
     """Return the number of the nearest code: (M, Z), (K, Z) -> (M,) int64; of equally near ones the first."""
+    if torch.compiler.is_dynamo_compiling():  # not where a network is exported
+        return _compiled_nearest(latents, codes)
     lengths, num = codes.square().sum(dim=1), max(1, _AT_A_TIME // len(codes))
-    parts = [latents] if torch.compiler.is_compiling() else latents.split(num)  # a graph takes any number of images
+    is_exported = torch.compiler.is_compiling()  # its graph takes any number of images
+    parts = [latents] if is_exported else latents.split(num)
     return torch.cat([(part @ codes.T).mul_(-2).add_(lengths).argmin(dim=1) for part in parts])  # one product at a time
+
+
+@torch.library.custom_op("bigsgan::nearest", mutates_args=())
+def _compiled_nearest(latents: Tensor, codes: Tensor) -> Tensor:
+    """Return the same in compiled code, as one operation: what torch 2.11 compiles of it for a CPU is wrong."""
+    return nearest(latents, codes)
+
+
+@_compiled_nearest.register_fake
+def _(latents: Tensor, codes: Tensor) -> Tensor:
+    return latents.new_empty(len(latents), dtype=torch.int64)
 
 
 class FiniteScalarQuantizer(Quantizer):
