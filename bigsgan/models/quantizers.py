@@ -80,7 +80,8 @@ class VectorQuantizer(Quantizer):
             encoded, codes = F.normalize(encoded, dim=2), F.normalize(codes, dim=1)
         numbers = nearest(encoded.detach().flatten(0, 1), codes.detach()).view(encoded.shape[:2])
         self.keep(numbers)
-        quantized, more = F.embedding(numbers, codes), tuple[Tensor, ...]()
+        quantized = F.embedding(numbers, codes)
+        more: tuple[Tensor, ...] = ()
         passed = encoded + (quantized - encoded).detach()
         if self._temperature is not None:
             near = (2 * encoded @ codes.T - codes.square().sum(dim=1)) / self._temperature
