@@ -72,9 +72,9 @@ def _host_lock() -> Iterator[None]:
 
 
 def passes(network: LayerStack, unit: str, cuda_graphs: bool = False, gathers: bool = False) -> tuple[Any, ...]:
-    """Return a network's ``Passes``, compiled for each number of samples that they meet; they share the parameters.
+    """Return a network's first four ``Passes``, compiled for each number of samples that they meet.
 
-    Compiled passes cannot be differentiated twice.
+    They share the parameters, and cannot be differentiated twice.
 
     Args:
         network: The network, or a stage's part of it.

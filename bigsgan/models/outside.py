@@ -195,10 +195,8 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []
 
     def checked(make: Make) -> Any:
-        def sized() -> Any:
-            return _sized(field, family, make())
-
-        return plugins.called(field, family, lambda: _constructed(sized), " as it is constructed")
+        work = partial(_constructed, lambda: _sized(field, family, make()))
+        return plugins.called(field, family, work, " as it is constructed")
 
     made = checked(call)
     if isinstance(made, LayerStack):

@@ -152,16 +152,16 @@ def test_so_they_are_beside_a_network_at_zero_3(ranks):
 
 
 def num_graphs(overrides, ds, updates):
-    """How many graphs torch has made after each of some updates."""
+    """How many graphs torch has made after each of some updates, and why it left something out of them."""
     torch.compiler.reset()
-    counters = torch._dynamo.utils.counters["stats"]
+    counters = torch._dynamo.utils.counters
     counters.clear()
     run, found = scenarios.build(overrides, ds), []
     for _ in range(updates):
         scenarios.update(run, 1)
-        found.append(counters["unique_graphs"])
+        found.append(counters["stats"]["unique_graphs"])
     scenarios.destroy(run)
-    return found
+    return found, dict(counters["graph_break"])
 
 
 @needs_dual
@@ -169,7 +169,7 @@ def num_graphs(overrides, ds, updates):
 def test_passes_with_tangents_are_compiled_once(ranks):
     """Real images with a penalty go through D as judged ones do, then with tangents; without one it trains as usual."""
     options = [*TINY_GAMES["mlp"], *TANGENTS, "engines.discriminator.compile=whole"]
-    for found in ranks(2).run(num_graphs, options, both(1), 4):
+    for found, _ in ranks(2).run(num_graphs, options, both(1), 4):
         assert found == [2, 3, 3, 3]
 
 
@@ -209,25 +209,11 @@ def found_in_cache(overrides, ds, directory):
     return [counters["inductor"][f"fxgraph_cache_{found}"] for found in ("miss", "hit")]
 
 
-def graphs(overrides, ds):
-    """Graphs after each update, and why torch compiled only a part of a layer."""
-    counters = torch._dynamo.utils.counters
-    torch.compiler.reset()
-    counters.clear()
-    run = scenarios.build(overrides, ds)
-    found = []
-    for _ in range(3):
-        scenarios.update(run, 1)
-        found.append(counters["stats"]["unique_graphs"])
-    scenarios.destroy(run)
-    return found, dict(counters["graph_break"])
-
-
 @pytest.mark.slow
 def test_gathers_lie_outside_of_graphs(ranks):
     """ZeRO 3 has as many graphs as ZeRO 1, and none after the first update."""
     options = [*TINY_GAMES["mlp"], *compiled("layers")]
-    at_1, at_3 = ranks(2).run(graphs, options, both(1)), ranks(2).run(graphs, options, both(3))
+    at_1, at_3 = (ranks(2).run(num_graphs, options, both(stage), 3) for stage in (1, 3))
     assert at_3 == at_1
     assert all(not breaks and len(set(found)) == 1 for found, breaks in at_3)
 

@@ -246,7 +246,7 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         found = called(field, name, lambda: mean(**read), " for random samples")
-        _check_lasting(field, name, term.value, read, mean)
+        _check_lasting(field, name, read, mean)
         each = called(field, name, lambda: [of(0), of(1)], " for one random sample")
         value = found
         if isinstance(term.value, OfMeans):
@@ -271,9 +271,9 @@ def _try(field: str, name: str, term: FunctionTerm, recipe: Recipe, inputs: Mapp
         raise UserError(field, name, problem, "average a value of each sample, without random numbers", detail)
 
 
-def _check_lasting(field: str, name: str, function: Any, read: Mapping[str, Tensor], mean: Callable[..., Any]) -> None:
+def _check_lasting(field: str, name: str, read: Mapping[str, Tensor], mean: Callable[..., Any]) -> None:
     """Refuse a function that keeps anything from a call, but for what it has cached, or changes what it reads."""
-    owner = getattr(mean, "__self__", function)
+    owner = getattr(mean, "__self__", mean)
     kept, numbers = attributes(owner), {key: tensor._version for key, tensor in read.items()}
     called(field, name, lambda: mean(**read), " for random samples")
     if changed := [key for key, value in attributes(owner).items() if kept.get(key) != value]:

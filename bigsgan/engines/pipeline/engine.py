@@ -167,7 +167,7 @@ class PipelineEngine(DeepSpeedBacked):
             return [output], (predictions, *targets), None
         if targets:
             num = len(targets[0])
-            found, predictions = self.network.with_predictions_dual(dual.from_flat(carry), num, num_segments)
+            found, predictions = passes.with_predictions_dual(dual.from_flat(carry), num, num_segments)
             features = (predictions, *targets)
         else:
             found = passes.fold_dual(dual.from_flat(carry), num_segments)
