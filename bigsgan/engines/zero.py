@@ -62,6 +62,7 @@ class Root(nn.Module):
         """
         super().__init__()
         self.network, self.replays = network, cuda_graphs
+        network.is_closed = network.is_closed and not gathers
         self._passes = training_passes(network, compile, cuda_graphs, gathers)
         self.stateful = network.stateful_layers()
 

@@ -49,6 +49,8 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))
     stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
+    # A layer from outside may leave a tensor with a graph in an attribute; compiled ones are few operations to torch.
+    stack.is_closed = not is_outside(section.family) and recipe.engine(network).compile == "none"
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.initial import filler, is_spoilt, named_fillable, parts_of, refuse_unfilled, spoil, tensors_of
 from bigsgan.models.layers import Kept, SpectralLayer, StatefulLayer, TwiceDifferentiable
+from bigsgan.models.recomputing import recomputed
 from bigsgan.models.transformer import Block, Linear
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -34,6 +36,8 @@ class LayerStack(nn.Module):
         layers: The flat list, by number. A part of a network keeps the numbers, and so the names, of the whole. Layers
             before a family's own have negative numbers.
         checkpointing: Whether to recompute each layer in the backward pass instead of keeping its activations.
+        is_closed: Whether each layer's outputs depend on its inputs and parameters alone, and these are whole; its
+            recomputation then costs the host less.
     """
 
     def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
@@ -41,14 +45,18 @@ class LayerStack(nn.Module):
         self._first = first
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
+        self.is_closed = False
+        self._modules_of = {number: list(layer.modules()) for number, layer in self.layers.items()}
         self._segmented: dict[str, list[Any]] = {
-            number: [module for module in layer.modules() if hasattr(module, "segments")]
-            for number, layer in self.layers.items()
+            number: [module for module in modules if hasattr(module, "segments")]
+            for number, modules in self._modules_of.items()
         }
 
     def part(self, start: int, stop: int) -> LayerStack:
         """Return layers ``start`` up to ``stop`` as a network."""
-        return LayerStack(list(self.layers.values())[start:stop], self.checkpointing, self._first + start)
+        part = LayerStack(list(self.layers.values())[start:stop], self.checkpointing, self._first + start)
+        part.is_closed = self.is_closed
+        return part
 
     def wrapped(self, wrap: Callable[[nn.Module], Any]) -> LayerStack:
         """Return the same layers, each wrapped by ``wrap``."""
@@ -66,19 +74,31 @@ class LayerStack(nn.Module):
     def fold(self, *carry: Tensor, segments: int = 1) -> tuple[Tensor, ...]:
         """Fold over the layers of a part, and return the carry for the next part."""
         for number in self.layers:
-            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+            carry = self._maybe_checkpointed(number, self._applied(number, segments), *carry)
         return carry
 
     def fold_dual(self, dual: Dual, segments: int = 1) -> Dual:
         """Fold over the layers of a part as ``fold`` does, with the carry's tangents."""
         for number in self.layers:
-            dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
+            dual = self._maybe_checkpointed_dual(number, segments, dual)
         return dual
 
     def _applied(self, number: str, segments: int) -> Callable[..., tuple[Tensor, ...]]:
         return partial(self._run, number, segments) if self._segmented[number] else self.layers[number]
 
-    def _maybe_checkpointed(self, run: Callable[..., Any], *carry: Tensor) -> Any:
+    def _maybe_checkpointed(self, number: str, run: Callable[..., Any], *carry: Tensor) -> Any:
+        if not (self.checkpointing and self.is_closed):
+            return self._maybe_checkpointed_by_torch(run, *carry)
+        held = (module._parameters.values() for module in self._modules_of[number])
+        parameters = (each for each in chain.from_iterable(held) if each is not None)
+        return recomputed(run, carry, parameters, Kept.contexts)
+
+    def _maybe_checkpointed_dual(self, number: str, segments: int, dual: Dual) -> Dual:
+        # torch lets no tangent into the forward pass of a node of one's own.
+        run = partial(differentiate, self._applied(number, segments))
+        return self._maybe_checkpointed_by_torch(run, *flat(dual))
+
+    def _maybe_checkpointed_by_torch(self, run: Callable[..., Any], *carry: Tensor) -> Any:
         if not self.checkpointing:
             return run(*carry)
         # No layer draws from torch's generators, so there is no state to restore for the recomputation.
@@ -98,7 +118,7 @@ class LayerStack(nn.Module):
         """Return the output, and the first entry of the carry after each layer but the last."""
         firsts = []
         for number in self.layers:
-            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+            carry = self._maybe_checkpointed(number, self._applied(number, segments), *carry)
             firsts.append(carry[0])
         *features, output = firsts
         return output, features
@@ -112,22 +132,22 @@ class LayerStack(nn.Module):
         """Return the output, and the last layer's predictions of a teacher's features of the first ``num`` samples."""
         *others, last = self.layers
         for number in others:
-            carry = self._maybe_checkpointed(self._applied(number, segments), *carry)
+            carry = self._maybe_checkpointed(number, self._applied(number, segments), *carry)
         predictions = self._predicted(last, carry, num)
-        (output,) = self._maybe_checkpointed(self._applied(last, segments), *carry)
+        (output,) = self._maybe_checkpointed(last, self._applied(last, segments), *carry)
         return output, predictions
 
     def with_predictions_dual(self, dual: Dual, num: int, segments: int = 1) -> tuple[Dual, Tensor]:
         """Do the same with the carry's tangents; predictions have none."""
         *others, last = self.layers
         for number in others:
-            dual = self._maybe_checkpointed(partial(differentiate, self._applied(number, segments)), *flat(dual))
+            dual = self._maybe_checkpointed_dual(number, segments, dual)
         predictions = self._predicted(last, dual.carry, num)
-        return self._maybe_checkpointed(partial(differentiate, self._applied(last, segments)), *flat(dual)), predictions
+        return self._maybe_checkpointed_dual(last, segments, dual), predictions
 
     def _predicted(self, last: str, carry: tuple[Tensor, ...], num: int) -> Tensor:
         head: Any = self.layers[last]
-        return self._maybe_checkpointed(head.predict, *(entry[:num] for entry in carry))
+        return self._maybe_checkpointed(last, head.predict, *(entry[:num] for entry in carry))
 
     def stateful_layers(self) -> list[StatefulLayer]:
         """List the layers whose forward pass can move state."""

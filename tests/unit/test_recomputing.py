@@ -1,0 +1,101 @@
+"""A recomputed layer as one node of the graph. tests/unit/test_dual.py has it differentiated twice."""
+
+import pytest
+import torch
+from torch import nn
+
+from bigsgan.engines.pipeline.layout import meta_inputs
+from bigsgan.models.build import build_network
+from bigsgan.models.layers import moving_state
+from bigsgan.models.network import LayerStack, initialize
+from tests.tiny import TINY_GAMES, awake, tiny_plan
+
+GAMES = {"biggan": [], **TINY_GAMES}
+NUM = 4
+
+
+def passed(tmp_path, network, game, recomputes):
+    """Output, gradients and buffers after a pass that moves state."""
+    plan = tiny_plan(tmp_path, 1, GAMES[game], {})
+    with awake():
+        stack = build_network(plan.recipe, network)
+        initialize(stack, 3)
+    assert stack.is_closed
+    stack.checkpointing = recomputes
+    draw = torch.Generator().manual_seed(5)
+    inputs = [torch.ones_like(each, device="cpu") for each in meta_inputs(plan, network, NUM)]
+    for each in inputs:
+        if each.is_floating_point():
+            each.normal_(generator=draw)
+    inputs[0].requires_grad_()
+    with moving_state(stack.stateful_layers(), True):
+        output = stack(*inputs)
+    (output * torch.randn(output.shape, generator=draw)).sum().backward()
+    return output, [inputs[0].grad, *(each.grad for each in stack.parameters())], dict(stack.named_buffers())
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("game", GAMES)
+def test_recomputed_families_have_the_gradients_of_kept_activations(tmp_path, game, network):
+    expected, found = (passed(tmp_path, network, game, recomputes) for recomputes in (False, True))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class Scaled(nn.Module):
+    """x * scale^2 and the rest of the carry; ``calls`` counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([3.0]))
+        self.tied = self.scale
+        self.calls = 0
+
+    def forward(self, x, *rest):
+        self.calls += 1
+        return x * self.scale * self.tied, *rest
+
+
+def stack_of(*layers):
+    network = LayerStack(list(layers), checkpointing=True)
+    network.is_closed = True
+    return network
+
+
+def test_a_tied_parameter_and_what_passes_through():
+    """Constants get no gradient path; gradients of what passes by are those of its uses."""
+    first, second = Scaled(), Scaled()
+    x, constant = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0])
+    beside, labels = torch.tensor([7.0], requires_grad=True), torch.tensor([1])
+    outputs = stack_of(first, second).fold(x, beside, constant, labels)
+    assert [each.requires_grad for each in outputs] == [True, True, False, False]
+    torch.testing.assert_close([each.item() for each in outputs], [2.0 * 81, 7.0, 5.0, 1])
+    (outputs[0] + 2 * outputs[1]).backward()
+    assert (x.grad.item(), beside.grad.item()) == (81, 2)
+    assert (first.scale.grad.item(), second.scale.grad.item()) == (2 * 2 * 3 * 9, 2 * 2 * 3 * 9)
+    assert (first.calls, second.calls) == (2, 2)
+
+
+def test_layers_are_recomputed_only_for_gradients():
+    layer, x = Scaled(), torch.tensor([2.0])
+    network = stack_of(layer)
+    with torch.no_grad():
+        network(x)
+    layer.scale.requires_grad_(False)
+    assert not network(x).requires_grad
+    assert layer.calls == 2
+    layer.scale.requires_grad_(True)
+    output = network(x)
+    found = [torch.autograd.grad(output, layer.scale, retain_graph=True)[0].item() for _ in range(2)]
+    assert found == [12, 12]
+    assert layer.calls == 5
+    assert layer.scale.grad is None
+
+
+def test_it_is_differentiated_twice():
+    """d/ds (d(x s^2)/dx) = 2 s, through an input that depends on another entry of the carry."""
+    layer, x = Scaled(), torch.tensor([2.0], requires_grad=True)
+    output, beside = stack_of(layer).fold(x, x.square())
+    (grad,) = torch.autograd.grad(output + beside, x, create_graph=True)
+    assert grad.item() == 9 + 4
+    grad.backward()
+    assert (layer.scale.grad.item(), x.grad.item()) == (6, 2)
