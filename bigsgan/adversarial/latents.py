@@ -18,6 +18,10 @@ from bigsgan.data.conditions import Conditions, picked, without
 from bigsgan.data.order import Stretch
 from bigsgan.draws import Draws
 from bigsgan.engines import MicroBatch
+from bigsgan.models import noise
+
+_IMAGES = 0
+"""The stream of a sample's seed from which noise of images comes."""
 
 Reals = Callable[[], list[LabelledImages]]
 """Returns the real micro-batches of a phase."""
@@ -30,7 +34,9 @@ class SampleDraws:
         self._draws, self._device = draws, device
 
     def normal(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
-        """Draw standard normal numbers (n, *shape) float32."""
+        """Draw standard normal numbers (n, *shape) float32: one row on the host, of images from seeds on the device."""
+        if len(shape) > 1:
+            return noise.normal(self.seeds(stream, counters, samples), _IMAGES, shape)
         drawn = self._draws.normal(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn).view(-1, *shape)
 

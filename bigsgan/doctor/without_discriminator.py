@@ -35,7 +35,7 @@ class WithoutDiscriminator(Reference):
         if section.times == "uniform":
             t = self.draws.uniform("generator/time", counters, samples, (1, 1, 1))
         else:
-            t = 1 / (1 + torch.exp(-self.draws.normal("generator/time", counters, samples, (1, 1, 1))))
+            t = 1 / (1 + torch.exp(-self.draws.normal("generator/time", counters, samples, ()))).view(-1, 1, 1, 1)
         noisy = x + t * (z - x)
         velocity = (noisy - self.forward(self.g, j == 0, noisy.flatten(1), y, t.flatten())) / t
         return section.weight * (velocity - (z - x)).pow(2).mean()

@@ -49,8 +49,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
     if network == "discriminator" and recipe.augmentation:
         before.append(augmentation_layer(recipe.augmentation, data.channels, section.draws))
     stack = LayerStack([*before, *layers], recipe.engine(network).activation_checkpointing, first=-len(before))
-    # A layer from outside may leave a tensor with a graph in an attribute; compiled ones are few operations to torch.
-    stack.is_closed = not is_outside(section.family) and recipe.engine(network).compile == "none"
+    stack.is_closed = has_closed_layers(recipe, network)
     for layer in stack.spectral_layers():
         layer.orthogonal = getattr(recipe.objective.orthogonal, network)
     for module in stack.modules():
@@ -59,6 +58,14 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
         if isinstance(module, Translations):
             module.makes_same = "same" in recipe.outputs
     return stack
+
+
+def has_closed_layers(recipe: Recipe, network: str) -> bool:
+    """Return ``LayerStack.is_closed`` of a network whose parameters are whole.
+
+    A layer from outside may leave a tensor with a graph in an attribute; compiled ones are few operations to torch.
+    """
+    return not is_outside(getattr(recipe, network).family) and recipe.engine(network).compile == "none"
 
 
 def maker(section: NetworkSection) -> Callable[..., list[nn.Module]]:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bigsgan.models.fused import Geometry
+from bigsgan.models.tiles import cdiv, next_power_of_2
 
 _TILE = 1024
 """Numbers that a program computes: 8 in each thread of Triton's four warps."""
@@ -165,15 +166,15 @@ def slopes(grad: Tensor, y: Tensor, slope: float, limit: float | None) -> Tensor
     """Multiply ``grad`` by the slope of the rectifier with output ``y``, 0 at the limit; all share shape and layout."""
     out = torch.empty_like(y)
     with torch.cuda.device_of(y):
-        _slopes[(triton.cdiv(y.numel(), _TILE),)](grad, y, out, y.numel(), slope, limit, _TILE)
+        _slopes[(cdiv(y.numel(), _TILE),)](grad, y, out, y.numel(), slope, limit, _TILE)
     return out
 
 
 def _tile(columns: int, widest: int) -> tuple[int, int]:
     """Return a tile's rows and columns, both powers of two."""
-    width = min(triton.next_power_of_2(columns), widest)
+    width = min(next_power_of_2(columns), widest)
     return _TILE // width, width
 
 
 def _grid(rows: int, columns: int, tile: tuple[int, int]) -> tuple[int, int]:
-    return triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1])
+    return cdiv(rows, tile[0]), cdiv(columns, tile[1])

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigsgan.models.tiles import cdiv
+
 _TILE = (32, 32)
 """Pixels and channels that a program takes at a time: 8 numbers in each thread of Triton's four warps."""
 _TURNS = 8
@@ -101,10 +103,10 @@ def _differentiate(
 def modulate(x: Tensor, gain: Tensor, bias: Tensor, y: Tensor) -> None:
     """Write the ReLU of x (N, C, H, W) * gain + bias, (N or 1, C) both, to y, of x's sides or twice as large."""
     n, c, height, width = x.shape
-    tiles = triton.cdiv(height * width, _TILE[0])
+    tiles = cdiv(height * width, _TILE[0])
     steps = _step(gain), _step(bias)
     with torch.cuda.device_of(x):
-        _modulate[(n * tiles * triton.cdiv(c, _TILE[1]),)](
+        _modulate[(n * tiles * cdiv(c, _TILE[1]),)](
             x, gain, bias, y, height * width, c, width, *steps, tiles, y.shape != x.shape, *_TILE
         )
 
@@ -112,11 +114,11 @@ def modulate(x: Tensor, gain: Tensor, bias: Tensor, y: Tensor) -> None:
 def differentiate(grad: Tensor, x: Tensor, gain: Tensor, bias: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """Write the gradient by x to ``out``, given that by ``modulate``'s y; return those by gain and bias."""
     n, c, height, width = x.shape
-    chunks = triton.cdiv(height * width, _TILE[0] * _TURNS)
+    chunks = cdiv(height * width, _TILE[0] * _TURNS)
     sums = torch.empty((2, n, chunks, c), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     steps, doubles = (_step(gain), _step(bias)), grad.shape != x.shape
     with torch.cuda.device_of(x):
-        _differentiate[(n * chunks * triton.cdiv(c, _TILE[1]),)](
+        _differentiate[(n * chunks * cdiv(c, _TILE[1]),)](
             grad, x, gain, bias, out, sums, height * width, c, width, *steps, chunks, doubles, _TURNS, *_TILE
         )
     by_gain, by_bias = sums.sum((1, 2) if len(gain) == 1 else 2).to(x.dtype).view(2, *gain.shape).unbind()

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bigsgan.models.tiles import cdiv, next_power_of_2
+
 _TILE = 1024
 """Words of a program: 8 in each thread of Triton's four warps."""
 
@@ -68,8 +70,8 @@ def draw(seeds: Tensor, streams: range, num: int, kind: str) -> Tensor:
     if not out.numel():
         return out
     rows, words = len(seeds) * len(streams), -(-num // 2) if kind == "normal" else num
-    columns = min(triton.next_power_of_2(words), _TILE)
-    grid = triton.cdiv(rows, _TILE // columns), triton.cdiv(words, columns)
+    columns = min(next_power_of_2(words), _TILE)
+    grid = cdiv(rows, _TILE // columns), cdiv(words, columns)
     with torch.cuda.device_of(seeds):
         _draw[grid](
             seeds, out, seeds.stride(0), streams.start, rows, len(streams), words, num,

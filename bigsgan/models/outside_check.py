@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,12 @@ Carry = tuple[Tensor, ...]
 
 
 def check_outside(
-    recipe: Recipe, num_ranks: int, num_sharing: int = 1, computes: bool = True, forward_mode: Collection[str] = ()
+    recipe: Recipe,
+    num_ranks: int,
+    num_sharing: int = 1,
+    computes: bool = True,
+    forward_mode: Collection[str] = (),
+    gathered: Collection[str] = (),
 ) -> None:
     """Check the networks of a recipe that are from outside.
 
@@ -51,6 +57,7 @@ def check_outside(
         num_sharing: Ranks that share this machine's memory.
         computes: Whether the samples are computed; else this process only learns whether the networks can be imported.
         forward_mode: Networks whose penalties are computed in forward mode.
+        gathered: Networks whose modules gather parameters of other ranks when they are called.
 
     Raises:
         UserError: A network cannot be constructed, has parameters without values, fails, returns other shapes than
@@ -61,11 +68,13 @@ def check_outside(
             with torch.device("meta"):
                 stack = LayerStack(outside_layers(recipe, network))
             if computes:
-                found = _check(recipe, network, stack, num_sharing, network in forward_mode)
+                found = _check(recipe, network, stack, num_sharing, network in forward_mode, network in gathered)
                 _refuse_inexact(recipe, network, num_ranks, found)
 
 
-def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, has_tangents: bool) -> list[str]:
+def _check(
+    recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, has_tangents: bool, gathers: bool
+) -> list[str]:
     """Compute the layers; return what depends on other samples, on earlier passes or on torch's generators."""
     field, family = f"{network}.family", getattr(recipe, network).family
     if not any(True for _ in stack.parameters()):
@@ -95,6 +104,8 @@ def _check(recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, ha
             raise UserError(field, family, problem, remedy, detail) from error
         if has_tangents:
             _check_tangents(field, family, layer, carry)
+        if gathers:
+            _refuse_routing(network, family, layer, carry)
         with_memory(layer, "meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
@@ -290,6 +301,25 @@ def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) ->
         problem = "has operations that exact penalties in pipeline stages, in forward mode, cannot differentiate"
         remedy = "set form=finite_difference of the penalty, or pipeline_stages=1 of the discriminator"
         raise UserError(field, family, problem, remedy, f"{_named(layer)}: {reason(error)}") from error
+
+
+@torch.no_grad()
+def _refuse_routing(network: str, family: str, layer: LayerStack, carry: Carry) -> None:
+    """Refuse a layer that calls a module for some samples alone, as mixtures of experts do."""
+    called: list[str] = []
+    for name, module in layer.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+    layer.train(False)
+    everywhere: list[str] | None = None
+    for some in (slice(0, None, 2), slice(1, None, 2), slice(_NUM // 2), slice(_NUM // 2, None)):
+        called.clear()
+        layer.fold(*(each[some] for each in carry))
+        everywhere = list(called) if everywhere is None else everywhere
+        if different := [a or b for a, b in zip_longest(called, everywhere) if a != b]:
+            problem = "calls other modules for other samples, so that ranks cannot gather parameters together"
+            remedy = f"call all of them, or keep parameters whole: ZeRO 0 to 2, engines.{network}.frozen.sharded=false"
+            raise UserError(f"{network}.family", family, problem, remedy, f"{different[0]} is one")
 
 
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:

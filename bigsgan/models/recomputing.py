@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 
 def recomputed(
@@ -58,7 +59,9 @@ class _Recomputed(torch.autograd.Function):
             for i, each in enumerate(inputs[: ctx.num]):  # the gradient is to end here, not where they come from
                 inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
             outputs = _as_tuple(ctx.run(*inputs[: ctx.num]))
-        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]
+        both = zip(outputs, grads, strict=True)
+        pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
+        del outputs, both  # nobody reads their numbers
         wanted = [each for each, needs in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needs]
         ends, at_ends = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(ends, wanted, at_ends, create_graph=twice, allow_unused=True))

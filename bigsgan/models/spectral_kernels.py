@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bigsgan.models.spectral import is_filter, total_type
+from bigsgan.models.tiles import cdiv
 
 _TILE = (32, 128)
 _CHUNK = (512, 2048)
@@ -177,9 +178,9 @@ def iterate(weight: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, T
     new_u, new_v = torch.empty_like(u), torch.empty_like(v)
     sigma = torch.empty((), dtype=total_type(weight), device=weight.device)
     with torch.cuda.device_of(weight):
-        chunks = triton.cdiv(rows, _CHUNK[0])
+        chunks = cdiv(rows, _CHUNK[0])
         sums = torch.empty((chunks, columns), dtype=sigma.dtype, device=weight.device)
-        grid = triton.cdiv(columns, _TILE[1]), chunks
+        grid = cdiv(columns, _TILE[1]), chunks
         _multiply_rows[grid](weight, u, sums, rows, columns, _CHUNK[0], *_TILE)
         _finish[(1,)](sums, v, new_v, sigma, columns, chunks, eps, True, False, _BLOCK)
         _end(weight, u, new_u, new_v, sigma, eps, True)
@@ -196,9 +197,9 @@ def norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 def _end(weight: Tensor, u: Tensor, new_u: Tensor, v: Tensor, sigma: Tensor, eps: float, moves: bool) -> None:
     rows, columns = _matrix(weight)
-    chunks = triton.cdiv(columns, _CHUNK[1])
+    chunks = cdiv(columns, _CHUNK[1])
     sums = torch.empty((chunks, rows), dtype=sigma.dtype, device=weight.device)
-    grid = triton.cdiv(rows, _TILE[0]), chunks
+    grid = cdiv(rows, _TILE[0]), chunks
     _multiply_columns[grid](weight, v, sums, rows, columns, _CHUNK[1], *_TILE)
     _finish[(1,)](sums, u, new_u, sigma, rows, chunks, eps, moves, True, _BLOCK)
 
@@ -210,7 +211,7 @@ def divide(weight: Tensor, sigma: Tensor) -> Tensor:
     out = torch.empty_like(weight, memory_format=layout)
     pixels = weight[0, 0].numel() if last else 1
     with torch.cuda.device_of(weight):
-        grid = (triton.cdiv(weight.numel(), _FLAT),)
+        grid = (cdiv(weight.numel(), _FLAT),)
         _divide[grid](weight, sigma, out, weight.numel(), weight[0].numel(), pixels, last, _FLAT)
     return out
 
@@ -220,7 +221,7 @@ def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Ten
     last = is_filter(weight) and not grad.is_contiguous()
     grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     out, num = torch.empty_like(weight), weight.numel()
-    programs = triton.cdiv(num, _FLAT * _TURNS)
+    programs = cdiv(num, _FLAT * _TURNS)
     sums = torch.empty(programs, dtype=sigma.dtype, device=weight.device)
     place = (weight[0].numel(), weight[0, 0].numel() if last else 1)
     with torch.cuda.device_of(weight):

@@ -22,11 +22,13 @@ from bigsgan.adversarial.terms.path_length import PathLengthPenalty
 from bigsgan.config import Recipe, RunPlan
 from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.objective import PathLength, num_images
+from bigsgan.engines.base import DTYPES
 from bigsgan.engines.frozen import check_frozen, frozen_layout, hold_frozen
 from bigsgan.engines.pipeline.layout import build_on_meta, meta_inputs
 from bigsgan.engines.zero import Pass, Root
 from bigsgan.errors import UserError
 from bigsgan.models import meta_gpu
+from bigsgan.models.build import has_closed_layers
 from bigsgan.models.layers import RankAverages, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
 from bigsgan.monitor import Statistics
@@ -84,7 +86,9 @@ class Traces:
         """Passes of layers ``bounds[0]`` to ``bounds[1] - 1``, with ``num_samples`` in a segment on one replica."""
         checkpointing = plan.engines[network].section.activation_checkpointing
         key = self._key(plan, network), mode, segments
-        whole_key = (*key, num_samples, bounds, checkpointing)
+        is_node, file = has_closed_layers(plan.recipe, network), plan.engines[network].file
+        together = DTYPES[file.precision].itemsize if is_node and file.stage < 3 else 0
+        whole_key = (*key, num_samples, bounds, checkpointing, together)
         found = self._passes.get(whole_key)
         if found is None:
             if key not in self._tapes:
@@ -92,7 +96,8 @@ class Traces:
                 self._tapes[key] = self._at_two_sizes(plan, network, trace)
             unit = self._unit(plan, network)
             pairs = zip(*(tapes[slice(*bounds)] for tapes in self._tapes[key]), strict=True)
-            found = Passes([_at_size(first, second, unit, num_samples) for first, second in pairs], checkpointing)
+            tapes = [_at_size(first, second, unit, num_samples) for first, second in pairs]
+            found = Passes(tapes, checkpointing, together)
             self._passes[whole_key] = found
         return found
 

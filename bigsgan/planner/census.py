@@ -39,6 +39,11 @@ class Stretch:
         starts = [0, *(np.flatnonzero(np.diff(self.arrived)) + 1).tolist()]
         return Stretch(np.maximum.reduceat(self.live, starts), self.arrived[starts])
 
+    def arriving_at_its_end(self, element: int) -> Stretch:
+        """The same stretch if it holds all gradients until its end, with so many bytes an element."""
+        live, arrived = self.live + self.arrived * element, np.zeros_like(self.arrived)
+        return Stretch(np.append(live, self.live[-1]), np.append(arrived, self.arrived[-1]))
+
     def until(self, moment: int) -> Stretch:
         """The first moments of the stretch, up to ``moment``."""
         return Stretch(self.live[:moment], self.arrived[:moment])

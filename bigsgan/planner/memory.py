@@ -102,7 +102,7 @@ def _part(network: LayerStack, bounds: Sequence[int], stage: int) -> Part:
     computed = sum(each.nbytes for each in (*layers.buffers(), *frozen_tensors(layers))) - buffers
     in_matrices = sum(matrix.numel() for matrix in layers.matrices())
     frozen = sum(part.values.nbytes for part in frozen_parts(layers).values())
-    largest = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers.layers.values())
+    largest = max((sum(each.numel() for each in layer.parameters()) for layer in layers.layers.values()), default=0)
     return Part((start, stop), stage, len(bounds) - 1, sizes, buffers, computed, in_matrices, frozen, largest)
 
 

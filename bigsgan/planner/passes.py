@@ -32,9 +32,16 @@ class Passes:
         gradients: Bytes of their gradients.
     """
 
-    def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool) -> None:
-        """Join neighbouring layers; with ``checkpointing`` each is recomputed in the backward pass."""
-        self._tapes, self._checkpointing = tapes, checkpointing
+    def __init__(self, tapes: Sequence[LayerTape], checkpointing: bool, together: int = 0) -> None:
+        """Join neighbouring layers.
+
+        Args:
+            tapes: The layers.
+            checkpointing: Whether each is recomputed in the backward pass.
+            together: Bytes of an element of a gradient, if a recomputed layer hands those of its parameters over at the
+                end of its backward pass; 0 if each arrives when it is complete.
+        """
+        self._tapes, self._checkpointing, self._together = tapes, checkpointing, together
         self._carries, self._sizes = _number_tensors(tapes)
         self._own = [0 if checkpointing else tape.kept for tape in tapes]
         self._ins, self._outs = self._find_kept()
@@ -72,12 +79,15 @@ class Passes:
         steps, arrived = [], 0
         for i in reversed(range(len(self._tapes))):
             tape, held = self._tapes[i], self._kept_by(i, i + 1)
+            backward = tape.backward
             if self._checkpointing:
                 gradients = sum(entry.gradient for entry in tape.outs)
-                steps.append(tape.recomputed.above(held + gradients, arrived))
+                again = tape.forward if self._together else tape.recomputed
+                steps.append(again.above(held + gradients, arrived))
+                backward = backward.arriving_at_its_end(self._together) if self._together else backward
             elif i == len(self._tapes) - 1:
                 held -= sum(entry.size for entry in tape.outs if entry.kept and entry.alias is None)
-            steps.append(self._without_released(i, tape.backward.above(held, arrived)))
+            steps.append(self._without_released(i, backward.above(held, arrived)))
             arrived += int(tape.backward.arrived[-1])
         return join(steps)
 

@@ -28,6 +28,7 @@ from bigsgan.engines import Engine
 from bigsgan.engines.build import build_executor, on_this_machine
 from bigsgan.engines.executor import Executor
 from bigsgan.engines.exposing import parameter_at
+from bigsgan.engines.frozen import frozen_layout
 from bigsgan.engines.parameter_groups import described
 from bigsgan.models.build import network_on_meta
 from bigsgan.models.outside_check import check_outside
@@ -96,7 +97,9 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     """
     recipe = plan.recipe
     sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
-    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode))
+    gathered = [n for n in NETWORKS if plan.engines[n].file.stage == 3 or frozen_layout(plan, n).num_ranks > 1]
+    gathered = gathered if plan.world_size > 1 else []
+    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered))
     own = by_each(comm, lambda: Own.of(recipe, comm.device()))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)

@@ -141,8 +141,11 @@ LAYOUTS = {
     "StyleGAN2, 2 stages, R1 and path length": ([*STYLEGAN2, *STAGES], zero(1)),
     "autoencoder with averaged codes, ZeRO 1": (CODES, zero(1)),
     "flow, ZeRO 1": (FLOW, zero(1)),
-    "flow, ZeRO 3, recomputing": ([*FLOW, *RECOMPUTING], zero(3)),
-    "flow, 2 stages": ([*FLOW, *STAGES], zero(1)),
+    "flow, ZeRO 3, recomputing": (
+        [*FLOW, "accumulation=2", "engines.generator.activation_checkpointing=true"],
+        zero(3),
+    ),
+    "flow, 2 stages": ([*FLOW, "engines.generator.pipeline_stages=2"], zero(1)),
     "perceptrons, ZeRO 0 in bf16": (PERCEPTRONS, zero(0, **BF16)),
     "perceptrons, ZeRO 2 in bf16": (PERCEPTRONS, zero(2, **BF16)),
     "perceptrons, ZeRO 3 in bf16": (PERCEPTRONS, zero(3, **BF16)),
