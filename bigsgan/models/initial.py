@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.errors import UserError
+from bigsgan.models.ours import is_ours
 
 Module = TypeVar("Module", bound=nn.Module)
 Generators = Callable[[str], torch.Generator]
@@ -70,9 +72,9 @@ def tensors_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tenso
 
 def named_fillable(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules with their names as ``named_modules`` does, but none below those with ``fills_parts``."""
-    below = {id(part) for each in network.modules() if hasattr(each, "fills_parts") for part in each.modules()}
+    below = {id(part) for each in network.modules() if _fills_parts(each) for part in each.modules()}
     for name, module in network.named_modules():
-        if hasattr(module, "fills_parts") or id(module) not in below:
+        if _fills_parts(module) or id(module) not in below:
             yield name, module
 
 
@@ -103,13 +105,23 @@ def parts_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
     """Yield a module, and those below it that it may fill, with their names: all but those with an ``initialize``."""
     yield prefix, module
     for name, part in module.named_children():
-        if hasattr(module, "fills_parts") or not hasattr(part, "initialize"):
+        if _fills_parts(module) or not _initializes(part):
             yield from parts_of(part, f"{prefix}.{name}" if prefix else name)
+
+
+def _fills_parts(module: nn.Module) -> bool:
+    return is_ours(module) and hasattr(module, "fills_parts")
+
+
+def _initializes(module: Any) -> bool:
+    """Whether a module fills its own parameters from generators; one from outside may have a method of this name."""
+    method = getattr(module, "initialize", None)
+    return method is not None and (is_ours(module) or [*inspect.signature(method).parameters] == ["generators"])
 
 
 def filler(module: Any) -> Callable[[Generators], None] | None:
     """Return what fills a module's parameters and buffers: its ``initialize``, or torch's ``reset_parameters``."""
-    if hasattr(module, "initialize"):
+    if _initializes(module):
         found: Callable[[Generators], None] = module.initialize
         return found
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)

@@ -23,6 +23,7 @@ from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.initial import filler, is_spoilt, named_fillable, parts_of, refuse_unfilled, spoil, tensors_of
 from bigsgan.models.layers import Kept, SpectralLayer, StatefulLayer, TwiceDifferentiable
+from bigsgan.models.ours import is_ours
 from bigsgan.models.recomputing import recomputed
 from bigsgan.models.transformer import Block, Linear
 
@@ -48,7 +49,7 @@ class LayerStack(nn.Module):
         self.is_closed = False
         self._modules_of = {number: list(layer.modules()) for number, layer in self.layers.items()}
         self._segmented: dict[str, list[Any]] = {
-            number: [module for module in modules if hasattr(module, "segments")]
+            number: [module for module in modules if is_ours(module) and hasattr(module, "segments")]
             for number, modules in self._modules_of.items()
         }
 
@@ -180,7 +181,7 @@ def frozen_tensors(network: nn.Module) -> list[Tensor]:
 
 def frozen_programs(network: nn.Module) -> list[list[Tensor] | None]:
     """List what each frozen program of layers holds; None for one that cannot be counted."""
-    found: list[Any] = [getattr(module, "frozen_program", ()) for module in network.modules()]
+    found: list[Any] = [getattr(module, "frozen_program", ()) for module in network.modules() if is_ours(module)]
     return [each for each in found if each != ()]
 
 
@@ -211,8 +212,9 @@ class FromCosines(nn.Module):
 def initialize(network: nn.Module, seed: int, gather: Gather | None = None, writes: bool = True) -> None:
     """Fill parameters and buffers from generators keyed by (seed, name), so that no layout changes them.
 
-    A module fills its own in a method ``initialize(generators)``. One without it, such as torch's, is filled by its
-    ``reset_parameters()``, on the CPU. Modules come before the modules that hold them, which may change their values.
+    A module fills its own in a method ``initialize(generators)``, with an argument of this name. One without it, such
+    as torch's, is filled by its ``reset_parameters()``, on the CPU. Modules come before the modules that hold them,
+    which may change their values.
     Large orthogonal weights are made on the network's device, and differ between kinds of devices by rounding.
 
     Args:

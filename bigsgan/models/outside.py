@@ -86,7 +86,8 @@ class Foreign(TwiceDifferentiable):
             found = self._joined(found)
         outputs = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(each, Tensor) for each in outputs):
-            raise TypeError(f"it returns {found!r:.60}, not tensors of the batch")
+            kinds = ", ".join(type(each).__name__ for each in outputs)
+            raise TypeError(f"it returns {kinds}, not tensors of the batch")
         to = full if self._is_last else (lambda each: each.to(dtype))
         return tuple(to(each) if each.is_floating_point() else each for each in outputs)
 
@@ -195,7 +196,7 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []
 
     def checked(make: Make) -> Any:
-        work = partial(_constructed, lambda: _sized(field, family, make()))
+        work = partial(_constructed, lambda: _with_known_parts(field, family, make()))
         return plugins.called(field, family, work, " as it is constructed")
 
     made = checked(call)
@@ -220,13 +221,22 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     return layers
 
 
-def _sized(field: str, family: str, made: Any) -> Any:
-    """Return what a function has made; refuse modules whose sizes follow from their first inputs."""
+def _with_known_parts(field: str, family: str, made: Any) -> Any:
+    """Return what a function has made; refuse modules that no engine can train."""
     for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
+        kind = type(part).__name__
         if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
-            kind = type(part).__name__
-            problem, remedy = f"has a {kind}, whose sizes torch learns from a first batch", "give it sizes, as to"
-            raise UserError(field, family, problem, f"{remedy} {kind.removeprefix('Lazy')}", name)
+            problem = f"has a {kind}, whose sizes torch learns from a first batch"
+            remedy = f"give it sizes, as to {kind.removeprefix('Lazy')}"
+        elif isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            problem, remedy = f"has an {kind} with sparse gradients, which engines cannot average", "leave out sparse"
+        elif kind == "OptimizedModule":
+            problem, remedy = "has a module of torch.compile", "leave that out, and set compile of its engine"
+        elif isinstance(part, torch.jit.ScriptModule):
+            problem, remedy = "has a module of torch.jit, which takes no hooks", "leave torch.jit out"
+        else:
+            continue
+        raise UserError(field, family, problem, remedy, name)
     return made
 
 

@@ -82,6 +82,7 @@ def _check(
     _refuse_complex(field, family, stack)
     _refuse_shared(field, family, stack)
     found, carry = list[str](), random_inputs(recipe, network, _NUM)
+    depends = [network == "discriminator", *(False for _ in carry[1:])]  # on D's images, or on G's parameters
     for number in range(len(stack.layers)):
         _check_memory(field, family, stack, number, num_sharing)
         layer = with_memory(stack.part(number, number + 1), "cpu")
@@ -106,9 +107,14 @@ def _check(
             _check_tangents(field, family, layer, carry)
         if gathers:
             _refuse_routing(network, family, layer, carry)
+        depends = _dependent(layer, carry, depends, network == "generator")
         with_memory(layer, "meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
+    if not depends[0]:
+        what, where = ("images", "its parameters") if network == "generator" else ("logits", "the images")
+        remedy = "compute them by torch's operations, without detach and no_grad"
+        raise UserError(field, family, f"returns {what} that have no gradient at {where}", remedy)
     return found
 
 
@@ -303,23 +309,58 @@ def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) ->
         raise UserError(field, family, problem, remedy, f"{_named(layer)}: {reason(error)}") from error
 
 
+def _dependent(layer: LayerStack, carry: Carry, depends: list[bool], on_parameters: bool) -> list[bool]:
+    """Return which outputs have a gradient at what the game differentiates by, given which inputs have one."""
+    trained = [each for each in layer.parameters() if each.requires_grad]
+    for each in trained:
+        each.requires_grad_(on_parameters)
+    inputs = [
+        each.detach().requires_grad_(on and each.is_floating_point()) for each, on in zip(carry, depends, strict=True)
+    ]
+    with torch.enable_grad():
+        found = [each.requires_grad for each in layer.train().fold(*inputs)]
+    for each in trained:
+        each.requires_grad_(True)
+    return found
+
+
+@contextmanager
+def _counted_gradients() -> Iterator[list[bool]]:
+    """Note each gradient that code inside the block takes."""
+    taken, grad = list[bool](), torch.autograd.grad
+
+    def noting(*args: Any, **more: Any) -> Any:
+        taken.append(True)
+        return grad(*args, **more)
+
+    torch.autograd.grad = noting  # type: ignore[assignment]
+    try:
+        yield taken
+    finally:
+        torch.autograd.grad = grad  # type: ignore[assignment]
+
+
 @torch.no_grad()
 def _refuse_routing(network: str, family: str, layer: LayerStack, carry: Carry) -> None:
-    """Refuse a layer that calls a module for some samples alone, as mixtures of experts do."""
+    """Refuse a layer that calls a module for some samples alone, as mixtures of experts do, or that takes gradients."""
     called: list[str] = []
     for name, module in layer.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
             module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
     layer.train(False)
     everywhere: list[str] | None = None
+    field, whole = f"{network}.family", f"keep parameters whole: ZeRO 0 to 2, engines.{network}.frozen.sharded=false"
     for some in (slice(0, None, 2), slice(1, None, 2), slice(_NUM // 2), slice(_NUM // 2, None)):
         called.clear()
-        layer.fold(*(each[some] for each in carry))
+        with _counted_gradients() as taken:
+            layer.fold(*(each[some] for each in carry))
+        if taken:
+            problem = "takes gradients in its forward pass, for which modules do not gather parameters"
+            raise UserError(field, family, problem, whole, _named(layer))
         everywhere = list(called) if everywhere is None else everywhere
         if different := [a or b for a, b in zip_longest(called, everywhere) if a != b]:
             problem = "calls other modules for other samples, so that ranks cannot gather parameters together"
-            remedy = f"call all of them, or keep parameters whole: ZeRO 0 to 2, engines.{network}.frozen.sharded=false"
-            raise UserError(f"{network}.family", family, problem, remedy, f"{different[0]} is one")
+            raise UserError(field, family, problem, f"call all of them, or {whole}", f"{different[0]} is one")
 
 
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:

@@ -22,8 +22,9 @@ from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network, network_on_meta
 from bigsgan.models.initial import with_memory
 from bigsgan.models.layers import moving_state
-from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.network import LayerStack, frozen_tensors, initialize
 from bigsgan.models.outside_check import check_outside
+from bigsgan.models.precision import avoid_fp16_on_a_cpu, compute_in_float32
 from bigsgan.planner.counting import count_layers
 from tests.outside import LAYERED, WHOLE
 from tests.tiny import tiny_recipe
@@ -464,8 +465,8 @@ def test_maps_of_logits_are_joined(tmp_path, kind, sizes):
     "kind, told",
     [
         ("with labels", "must return one tensor of floats"),
-        ("named", "it returns {'h': tensor"),
-        ("of the batch", "it returns [tensor"),
+        ("named", "it returns dict, not tensors of the batch"),
+        ("of the batch", "it returns list, not tensors of the batch"),
     ],
 )
 def test_what_are_no_logits(tmp_path, kind, told):
@@ -620,3 +621,121 @@ def test_families_of_installed_packages(tmp_path, monkeypatch, capsys):
         *("name", "kind", "stands", "for", "package", "version"),
         *("somebodys", "families", "tests.outside:Generator", "somebody", "1.0"),
     ]
+
+
+class Plain(nn.Module):
+    """Images of latents by one linear map."""
+
+    def __init__(self, latent_size, resolution, image_channels):
+        super().__init__()
+        self.inner, self.shape = (
+            nn.Linear(latent_size, image_channels * resolution**2),
+            (image_channels, *[resolution] * 2),
+        )
+
+    def forward(self, latents, labels):
+        return self.inner(latents).unflatten(1, self.shape)
+
+
+NAMESAKES = {"segments": 4, "bf16": True, "half_type": torch.float16, "frozen_program": 7, "teacher": "mine"}
+
+
+class Namesakes(Plain):
+    """Has attributes of its own with names that the package's layers use."""
+
+    def __init__(self, latent_size, resolution, image_channels):
+        super().__init__(latent_size, resolution, image_channels)
+        vars(self.inner).update(NAMESAKES, is_float32=True, fills_parts=False)
+
+    def initialize(self):
+        raise AssertionError("nobody calls it")
+
+
+def test_attributes_with_names_of_the_package_stay_as_they_are(tmp_path):
+    network = build_network(recipe_with(tmp_path, generator=here("Namesakes")), "generator")
+    initialize(network, 5)
+    network(torch.randn(4, 12), torch.arange(4), segments=2)
+    compute_in_float32(network)
+    avoid_fp16_on_a_cpu(network, False)
+    (layer,) = network.layers.values()
+    assert {name: vars(layer.module.inner)[name] for name in NAMESAKES} == NAMESAKES
+    assert frozen_tensors(network) == []
+
+
+class Detached(Plain):
+    def forward(self, latents, labels):
+        return super().forward(latents, labels).detach()
+
+
+class OfLabels(nn.Module):
+    """A D that does not look at the images."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.table = nn.Embedding(num_classes, 1)
+
+    def forward(self, images, labels):
+        return self.table(labels)
+
+
+def test_networks_without_gradients_are_refused(tmp_path):
+    assert checked(tmp_path, "Detached", 1).startswith(
+        f"generator.family: '{here('Detached')}' returns images that have no gradient at its parameters"
+    )
+    recipe = tiny_recipe(tmp_path, f"discriminator={json.dumps({'family': here('OfLabels')})}")
+    with pytest.raises(UserError, match="returns logits that have no gradient at the images"):
+        check_outside(recipe, 1)
+
+
+class Experts(Plain):
+    """Adds a map of its own to even classes, or a gradient of its images."""
+
+    def __init__(self, latent_size, resolution, image_channels, takes_gradients: bool = False):
+        super().__init__(latent_size, resolution, image_channels)
+        self.expert, self.takes_gradients = nn.Linear(latent_size, latent_size), takes_gradients
+
+    def forward(self, latents, labels):
+        if self.takes_gradients:
+            with torch.enable_grad():
+                moved = latents.detach().requires_grad_()
+                (grad,) = torch.autograd.grad(self.expert(moved).square().sum(), moved, create_graph=True)
+            return super().forward(latents + grad, labels)
+        even = (labels % 2 == 0).nonzero()[:, 0]
+        added = latents.index_add(0, even, self.expert(latents[even])) if len(even) else latents
+        return super().forward(added, labels)
+
+
+@pytest.mark.parametrize(
+    "takes_gradients, told",
+    [
+        (False, "calls other modules for other samples, so that ranks cannot gather parameters together"),
+        (True, "takes gradients in its forward pass, for which modules do not gather parameters"),
+    ],
+)
+def test_modules_that_gather_are_called_for_all_samples(tmp_path, takes_gradients, told):
+    recipe = recipe_with(tmp_path, generator=here("Experts"), arguments={"takes_gradients": takes_gradients})
+    check_outside(recipe, 2)
+    with pytest.raises(UserError, match=told):
+        check_outside(recipe, 2, gathered=["generator"])
+
+
+@pytest.mark.parametrize(
+    "kind, told",
+    [
+        ("sparse", "has an Embedding with sparse gradients"),
+        ("compiled", "has a module of torch.compile"),
+        ("scripted", "has a module of torch.jit, which takes no hooks"),
+    ],
+)
+def test_parts_that_no_engine_trains(tmp_path, kind, told):
+    assert told in refused(tmp_path, generator=here("with_part"), arguments={"kind": kind})
+
+
+def with_part(latent_size, kind: str):
+    made = nn.Sequential(nn.Linear(latent_size, 3))
+    parts = {
+        "sparse": lambda: nn.Embedding(3, 4, sparse=True),
+        "compiled": lambda: torch.compile(made),
+        "scripted": lambda: torch.jit.script(made),
+    }
+    return nn.Sequential(made, parts[kind]())
