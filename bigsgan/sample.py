@@ -64,7 +64,7 @@ class Options(NamedTuple):
     seed: int  # seed of the latents
     classes: Sequence[str] | None  # classes of the columns: names, numbers and ranges; None for the first that fit
     batch: int  # images computed at a time
-    interpolate: int = 0  # images in a row from one sample to the next; 0 for no interpolation
+    interpolate: int | None = None  # images in a row from one sample to the next; None for no interpolation
     morph: bool = False  # interpolate also from class to class
     mix: int = 0  # number of styles that style mixing counts as coarse; 0 for no mixing
     files: bool = False  # write single images into the directory `out`
@@ -135,7 +135,7 @@ def _check(options: Options, out: Path) -> None:
     check_batch(options.batch)
     if not 0 <= options.seed <= LARGEST_INT:
         raise UserError("--seed", options.seed, f"must be 0 to {LARGEST_INT}", "give a number in this range")
-    if options.interpolate != 0 and not 2 <= options.interpolate <= MOST_STEPS:
+    if options.interpolate is not None and not 2 <= options.interpolate <= MOST_STEPS:
         problem = f"must be 2 to {MOST_STEPS} images from one sample to the next"
         raise UserError("--interpolate", options.interpolate, problem, "give a number in this range")
     if options.mix < 0:
@@ -316,20 +316,29 @@ def _file_name(columns: Sequence[str], number: int) -> str:
     return f"{columns[number % len(columns)]}_sample{number:06d}.png"
 
 
+_SAMPLE = re.compile(r"(?:class|column)[0-9]{3,}_sample([0-9]{6,})(?:\.png|" + re.escape(ARRAYS) + ")")
+"""The names of files of samples."""
+
+
 def _is_name(name: str, columns: Sequence[str], num: int) -> bool:
     """Return whether one of ``num`` samples gets this name."""
-    name = name.removesuffix(ARRAYS) + ".png" * name.endswith(ARRAYS)
-    found = re.fullmatch(r"(?:class|column)[0-9]{3,}_sample([0-9]{6,})\.png", name)
+    found = _SAMPLE.fullmatch(name)
     number = int(found[1]) if found else num
-    return number < num and name == _file_name(columns, number)
+    return number < num and Path(name).stem == Path(_file_name(columns, number)).stem
 
 
 def _refuse_files(out: Path, is_name: Callable[[str], bool]) -> None:
-    """Refuse to replace what is no image; ``is_name`` tells the names of the files to be written."""
+    """Refuse to replace what is no image, or to add to samples of another call.
+
+    ``is_name`` tells the names of the files to be written.
+    """
     if os.path.isdir(out):
         with writing(out):
-            found = sorted(filter(is_name, os.listdir(out)))
-        for name in found:
+            names = sorted(os.listdir(out))
+        if others := [name for name in names if _SAMPLE.fullmatch(name) and not is_name(name)]:
+            problem = f"contains {counted(len(others), 'sample')} of another call, such as {others[0]}"
+            raise UserError("--out", str(out), problem, "remove them, or give another directory")
+        for name in filter(is_name, names):
             refuse_output(out / name, kind=Path(name).suffix)
 
 

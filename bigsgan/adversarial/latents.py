@@ -34,11 +34,13 @@ class SampleDraws:
         self._draws, self._device = draws, device
 
     def normal(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
-        """Draw standard normal numbers (n, *shape) float32: one row on the host, of images from seeds on the device."""
-        if len(shape) > 1:
-            return noise.normal(self.seeds(stream, counters, samples), _IMAGES, shape)
+        """Draw standard normal numbers (n, *shape) float32 on the host."""
         drawn = self._draws.normal(stream, counters, samples.start, len(samples), int(np.prod(shape)))
         return self._move(drawn).view(-1, *shape)
+
+    def noise(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
+        """Draw noise of images (n, *shape) float32, standard normal, on the device from a seed of each sample."""
+        return noise.normal(self.seeds(stream, counters, samples), _IMAGES, shape)
 
     def uniform(self, stream: str, counters: tuple[int, ...], samples: range, shape: tuple[int, ...]) -> Tensor:
         """Draw numbers (n, *shape) float32, uniform in (0, 1]."""

@@ -99,7 +99,7 @@ class NoisySource(DataSource):
         def generator(index: int) -> MicroBatch:
             batch, samples = images()[index], part.positions(index)
             x, labels = batch.images.flatten(1), batch.labels
-            noise = self._draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
+            noise = self._draws.noise(f"{stream}/latent", counters, samples, x.shape[1:])
             times = self._drawn_times(f"{stream}/time", counters, samples)
             seeds = (self._draws.seeds(f"{stream}/seed", counters, samples),) if self._seeded else ()
             return torch.lerp(x.float(), noise, times[:, None]), labels, times, *seeds
@@ -154,7 +154,7 @@ class SimulatedSource:
         for step, (time, later) in enumerate(pairwise(times)):
             images, drawn = self._infer((noisy, labels, ones * time, *seeds)).flatten(1), None
             if self._section.renoises:
-                drawn = self._draws.normal(f"{stream}/step{step}", counters, samples, noisy.shape[1:])
+                drawn = self._draws.noise(f"{stream}/step{step}", counters, samples, noisy.shape[1:])
             noisy = with_less_noise(images, noisy, time, later, drawn)
             found = torch.where((last == step + 1)[:, None], noisy, found)
             found_times = torch.where(last == step + 1, ones * later, found_times)

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     text = "resample latents beyond this magnitude, or move styles to their mean (StyleGAN2, GAT, CAT); 0.3,0.7: rows"
     command.add_argument("--truncation", dest="truncations", type=_numbers, default=[], help=text)
     add_sampling(command)
-    add_number(command, "--interpolate", int, 0, "images per row, interpolating from one sample to the next")
+    add_number(command, "--interpolate", int, None, "images per row, interpolating from one sample to the next")
     command.add_argument("--morph", action="store_true", help="interpolate from class to class too")
     text = "so many coarse styles by row, fine ones by column (StyleGAN2)"
     add_number(command, "--mix", int, 0, text)

@@ -30,6 +30,7 @@ from bigsgan.config.run_directory import (
     refuse_foreign_metrics,
     refuse_unknown,
 )
+from bigsgan.config.saved_recipe import refuse_moved
 from bigsgan.config.sweep import Task, own_overrides
 from bigsgan.config.yaml_file import apply_overrides
 from bigsgan.errors import UserError
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     with swept.naming_line():
         recipe = load_recipe(options.config, swept + options.overrides, options.data_root)
     _tell_root(swept + options.overrides, options.data_root)
+    refuse_moved(options.config, recipe.out, swept + options.overrides)
     out = Path(recipe.out)
     if not os.path.isdir(out / "checkpoints"):  # or it may be a key of the run that is resumed
         refuse_unknown(options.allowed, recipe)

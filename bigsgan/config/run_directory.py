@@ -311,12 +311,15 @@ def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:
 
 def _refuse_others(allowed: Collection[str], known: Collection[str]) -> None:
     for key in allowed:
-        if key not in known:
+        if not any(_is_within(each, key) for each in known):
             close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.75)
             remedy = f"write a dotted key such as {close[0] if close else 'batch'}"
-            if inner := [each for each in known if each.startswith(f"{key}.")]:
-                remedy = f"name those of its keys that change, such as {min(set(inner) - FREE_KEYS or inner)}"
             raise UserError("--allow-change", key, "must be a key of the recipe", remedy)
+
+
+def _is_within(key: str, section: str) -> bool:
+    """Whether a key is the section, or one of its keys."""
+    return key == section or key.startswith(f"{section}.")
 
 
 def compare_recipes(
@@ -350,9 +353,14 @@ def compare_recipes(
         fixed = _adds_state(key, saved, given)
         fixed |= key.startswith(_FIXED) and key not in FREE_KEYS
         fixed &= key != "objective.schedule" or "overlapped" in (old, new)
-        if fixed or not (is_free or key in allowed):
+        if fixed or not (is_free or any(_is_within(key, each) for each in allowed)):
             problem = f"must be {'unset' if old is None else shown(old)}, as in the run {out!r}"
             problem += ", got null" if new is None else ""
+            # a section that only one of both has is null in the other
+            sections = [".".join(key.split(".")[:n]) for n in range(1, key.count(".") + 1)]
+            if section := next((each for each in sections if each in saved or each in given), None):
+                key, new = section, None
+                problem = f"must be {'unset' if section in saved else 'set'}, as in the run {out!r}"
             remedy = "set it back to resume, or give another `out` to start a new run"
             remedy += " (with init_from to keep the weights)" if fixed else f"; or accept it by --allow-change {key}"
             raise UserError(key, new, problem, remedy)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bigsgan.config.sections import NETWORKS
+from bigsgan.errors import UserError
 from bigsgan.runtime.paths import parse_json, read_text
 
 RECIPE_FILE = "config.yaml"
@@ -38,3 +40,18 @@ def recipe_of_checkpoints(run: Path) -> dict[str, Any] | None:
 def copy_name(network: str) -> str:
     """Return the name of the copy of a network's DeepSpeed file in a run directory."""
     return f"ds_{network}.json"
+
+
+def refuse_moved(config: Path, out: str, overrides: Collection[str]) -> None:
+    """Refuse the recipe of a run directory that names another one, unless an override does.
+
+    Raises:
+        UserError: The directory was moved or copied, so that the recipe would begin another run at the old place.
+    """
+    here = config.parent
+    if config.name != RECIPE_FILE or not os.path.isdir(here / "checkpoints"):
+        return
+    is_given = any(text.partition("=")[0] == "out" for text in overrides)
+    if not is_given and os.path.realpath(here) != os.path.realpath(out):
+        problem = f"is not the directory of {config}, which holds a run"
+        raise UserError("out", out, problem, f"give out={here} to resume it, or another `out` to start a new run")

@@ -109,7 +109,7 @@ class RealImages:
         self._part = part
         self.reads = reads
         self._dataset = dataset
-        self._corrupt = CorruptImages(data.most_corrupt(dataset.num_files), part.replica)
+        self._corrupt = CorruptImages(data.most_corrupt(dataset.num_files), part.replica, data.root)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
         self.rewind(*start)
@@ -226,17 +226,22 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
 class CorruptImages:
     """Counts unreadable images and logs each once; too many of them end the run."""
 
-    def __init__(self, tolerated: int, rank: int) -> None:
+    def __init__(self, tolerated: int, rank: int, root: str | None = None) -> None:
         """Start with none. ``tolerated`` is ``data.most_corrupt``, and ``rank`` the data-parallel rank."""
         self._tolerated, self._rank = tolerated, rank
+        self._root = root if root and os.path.exists(root) else None
         self._paths: set[str] = set()
 
     def count(self, batch: Batch) -> None:
         """Log the unreadable images of a batch.
 
         Raises:
-            UserError: There are too many, or a sample could not be replaced.
+            UserError: There are too many, a sample could not be replaced, or the data has gone.
         """
+        if batch.corrupt and self._root and not os.path.exists(self._root):
+            raise UserError(
+                "data.root", self._root, "does not exist any more", "put it back, and resume"
+            )
         for path, reason in batch.corrupt:
             if path not in self._paths:
                 self._paths.add(path)

@@ -22,7 +22,7 @@ def _drawn(reference, stream, counters, samples, shape):
 def of_reals(reference, stream, counters, samples, x, y):
     """Real images x with noise, (n, Z), labels, times (n,), maybe seeds."""
     section = reference.recipe.generator
-    z = reference.draws.normal(f"{stream}/latent", counters, samples, x.shape[1:])
+    z = reference.draws.noise(f"{stream}/latent", counters, samples, x.shape[1:])
     t = _time(section, _drawn(reference, stream, counters, samples, (1, 1, 1)))
     seeds = [reference.draws.seeds(f"{stream}/seed", counters, samples)] * section.draws
     return (x + t * (z - x)).flatten(1), y, t.flatten(), *seeds
@@ -38,7 +38,7 @@ def of_samples(reference, stream, counters, samples, z, y, ones, *seeds):
         x = reference.begun.fold(noisy[-1], y, t[:, 0], *seeds)[0].flatten(1)
         z = (noisy[-1] - (1 - t) * x) / t
         if section.sampler == "sde":
-            z = reference.draws.normal(f"{stream}/step{step}", counters, samples, z.shape[1:])
+            z = reference.draws.noise(f"{stream}/step{step}", counters, samples, z.shape[1:])
         noisy.append((1 - later) * x + later * z)
     found = torch.stack(noisy).gather(0, last.long()[None].expand(1, *z.shape))[0]
     return found, y, _time(section, last)[:, 0], *seeds

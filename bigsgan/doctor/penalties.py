@@ -33,7 +33,7 @@ class Penalties:
         if section.form == "exact":
             (g,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
             return g[used].square().sum((1, 2, 3)).mean()
-        e = self._drawn(self._draws.normal, name, x.shape[1:])
+        e = self._drawn(self._draws.noise, name, x.shape[1:])
         x, y, logits = x[used], [each[used] for each in y], logits[used]
         perturbed = self._judged(x + section.sigma * e, *y)
         slopes = (perturbed - logits) / section.sigma

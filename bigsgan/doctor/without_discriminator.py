@@ -31,11 +31,11 @@ class WithoutDiscriminator(Reference):
     def _flow(self, section: Flow, update: int, j: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The squared error of the velocity that the generator's estimate means."""
         counters, samples = (update,), self.parts["generator"].positions(j)
-        z = self.draws.normal("generator/latent", counters, samples, x.shape[1:])
+        z = self.draws.noise("generator/latent", counters, samples, x.shape[1:])
         if section.times == "uniform":
             t = self.draws.uniform("generator/time", counters, samples, (1, 1, 1))
         else:
-            t = 1 / (1 + torch.exp(-self.draws.normal("generator/time", counters, samples, ()))).view(-1, 1, 1, 1)
+            t = 1 / (1 + torch.exp(-self.draws.normal("generator/time", counters, samples, (1, 1, 1))))
         noisy = x + t * (z - x)
         velocity = (noisy - self.forward(self.g, j == 0, noisy.flatten(1), y, t.flatten())) / t
         return section.weight * (velocity - (z - x)).pow(2).mean()

@@ -114,7 +114,7 @@ def _check(
     if not depends[0]:
         what, where = ("images", "its parameters") if network == "generator" else ("logits", "the images")
         remedy = "compute them by torch's operations, without detach and no_grad"
-        raise UserError(field, family, f"returns {what} that have no gradient at {where}", remedy)
+        raise UserError(field, family, f"makes {what} without a gradient at {where}", remedy)
     return found
 
 
@@ -355,11 +355,11 @@ def _refuse_routing(network: str, family: str, layer: LayerStack, carry: Carry) 
         with _counted_gradients() as taken:
             layer.fold(*(each[some] for each in carry))
         if taken:
-            problem = "takes gradients in its forward pass, for which modules do not gather parameters"
+            problem = "cannot take gradients in its forward pass where modules gather parameters"
             raise UserError(field, family, problem, whole, _named(layer))
         everywhere = list(called) if everywhere is None else everywhere
         if different := [a or b for a, b in zip_longest(called, everywhere) if a != b]:
-            problem = "calls other modules for other samples, so that ranks cannot gather parameters together"
+            problem = "cannot call other modules for other samples where ranks gather parameters together"
             raise UserError(field, family, problem, f"call all of them, or {whole}", f"{different[0]} is one")
 
 

@@ -213,20 +213,24 @@ class TensorBoard:
     def __init__(self, directory: Path, resume_nimg: int) -> None:
         self._directory = directory
         self._writer: SummaryWriter | None = None
+        self._unwritten: list[tuple[dict[str, float], int]] = []  # reports for which there was no room
         # TensorBoard also hides the purged step itself; the reports at resume_nimg stay.
         self._purge_step: int | None = resume_nimg + 1
         with self._open():
             pass
 
     def add_scalars(self, metrics: Mapping[str, float], nimg: int) -> None:
-        """Add the metrics of a report, each as its own series."""
+        """Add earlier reports for which there was no room, and the metrics of a report, each as its own series."""
+        self._unwritten.append((dict(metrics), nimg))
         plugin = SummaryMetadata.PluginData(plugin_name="scalars")  # without which TensorBoard drops the description
         about = SummaryMetadata(summary_description=_AXIS, data_class=DATA_CLASS_SCALAR, plugin_data=plugin)
-        values = [Summary.Value(tag=tag, simple_value=value, metadata=about) for tag, value in metrics.items()]
         with self._open() as writer:
             assert writer.file_writer is not None  # which is open
-            writer.file_writer.add_summary(Summary(value=values), nimg)
+            for each, step in self._unwritten:
+                values = [Summary.Value(tag=tag, simple_value=value, metadata=about) for tag, value in each.items()]
+                writer.file_writer.add_summary(Summary(value=values), step)
             writer.flush()  # by default it flushes every two minutes, but a kill must not lose reports
+        self._unwritten.clear()
 
     def add_text(self, tag: str, text: str, nimg: int) -> None:
         """Add a text in Markdown."""
@@ -252,6 +256,7 @@ class TensorBoard:
 
     def rewind(self, nimg: int) -> None:
         """Hide reports after ``nimg`` images, from the next call on."""
+        self._unwritten = [(metrics, step) for metrics, step in self._unwritten if step <= nimg]
         self._purge_step = nimg + 1
         self.close()
 

@@ -21,7 +21,7 @@ def recipe(name: str) -> Path:
 def found_recipe(word: str) -> Path:
     """Path of a recipe, given that path or the name of a built-in recipe."""
     name = word.removesuffix(".yaml")
-    return recipe(name) if name in recipe_names() and not os.path.exists(word) else Path(word)
+    return recipe(name) if name in recipe_names() and not os.path.isfile(word) else Path(word)
 
 
 def recipe_names() -> list[str]:

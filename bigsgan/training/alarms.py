@@ -98,9 +98,11 @@ class Alarms:
         ratio = self._ratio(name, metrics.get(name))
         if ratio is None or _VANISHES < ratio < _EXPLODES:
             return {}
-        what = "explode" if ratio >= _EXPLODES else "vanish"
+        what, help_ = "explode", f"lower optimizer.{network}.lr, or set a clip_norm"
+        if ratio < _EXPLODES:  # which no clipping changes
+            what, help_ = "vanish", "lower the learning rates, or add or raise objective.r1.weight"
         seen = f"the norm of the {network}'s gradients is {ratio:.3g} times its usual one"
-        return {f"gradients_{what}/{network}": f"{seen}: lower optimizer.{network}.lr, or set a clip_norm"}
+        return {f"gradients_{what}/{network}": f"{seen}: {help_}"}
 
     def _diversity(self, value: float) -> dict[str, str]:
         """Compare samples with real images. Some generators begin with equal images, as DiT does, and take a while."""

@@ -48,7 +48,7 @@ def expected():
         fake = plain.forward(plain.g, False, *inputs)
         found = {}
         for name, images, labels, weight in (("r1", x, y, 0.2), ("r2", fake, inputs[1], 0.1)):
-            e = plain.draws.normal(name, (0, 0), part.positions(0), images.shape[1:])
+            e = plain.draws.noise(name, (0, 0), part.positions(0), images.shape[1:])
             with torch.enable_grad():
                 images = images.clone().requires_grad_()
                 (g,) = torch.autograd.grad(plain.forward(plain.d, False, images, labels).sum(), images)

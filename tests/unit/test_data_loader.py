@@ -14,6 +14,7 @@ import torch
 from bigsgan.config.data import Data
 from bigsgan.data import RealImages, Slice, build_dataset, build_training_dataset
 from bigsgan.data.datasets import ImageDataset, SyntheticImages
+from bigsgan.data.loader import Batch, CorruptImages
 from bigsgan.data.order import EpochOrder, horizontal_flips, random_crops
 from bigsgan.draws import Draws
 from bigsgan.errors import UserError
@@ -225,6 +226,18 @@ def test_too_many_corrupt_images_stop_the_run():
     said = rf"2 is less than .* rank 0 has found, 3 \(the last is /data/{corrupt[2]}\.png: truncated\)"
     with pytest.raises(UserError, match=rf"^data\.max_corrupt: {said}"):
         real.next_phase()
+
+
+def test_data_that_has_gone_is_named(tmp_path):
+    corrupt = CorruptImages(10, 0, str(tmp_path / "photos"))
+    (tmp_path / "photos").mkdir()
+    gone = CorruptImages(10, 0, str(tmp_path / "photos"))
+    batch = Batch(*[torch.zeros(0)] * 2, [("photos/a.png", "No such file")], True)
+    gone.count(batch)
+    (tmp_path / "photos").rmdir()
+    with pytest.raises(UserError, match=r"^data.root: '.*photos' does not exist any more; put it back, and resume"):
+        gone.count(batch)
+    corrupt.count(batch)  # a name that never was a path, as of data from outside
 
 
 def test_a_data_set_without_a_readable_image_stops_and_does_not_search_for_ever():

@@ -1,6 +1,8 @@
+import errno
 import io
 import json
 import math
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
+from torch.utils.tensorboard import SummaryWriter
 
 from bigsgan.errors import UserError
 from bigsgan.monitor.sinks import CSV, JsonLines, TensorBoard
@@ -128,6 +131,27 @@ def test_tensorboard_holds_scalars_and_images(tmp_path):
     decoded = np.asarray(Image.open(io.BytesIO(events_of(tmp_path).Images("samples/reals")[0].encoded_image_string)))
     np.testing.assert_array_equal(decoded[:, :, 0], grey[0].numpy())
     board.close()
+
+
+def test_tensorboard_catches_up_when_there_is_room_again(tmp_path, monkeypatch):
+    board = TensorBoard(tmp_path, 0)
+    board.add_scalars({"loss": 4.0}, 32)
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "flush", full)
+        for nimg in (64, 96, 128):
+            with pytest.raises(UserError, match="No space left"):
+                board.add_scalars({"loss": 128.0 / nimg}, nimg)
+    board.rewind(96)
+    board.add_scalars({"loss": 0.5}, 160)
+    found = dict(scalars_of(tmp_path, "loss"))
+    assert {32: 4.0, 64: 2.0, 160: 0.5}.items() <= found.items()
+    assert 96 in found
+    assert 128 not in found
+    board.close()
+
+
+def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_tensorboard_hides_what_came_after_the_resumed_image(tmp_path, monkeypatch):

@@ -680,10 +680,10 @@ class OfLabels(nn.Module):
 
 def test_networks_without_gradients_are_refused(tmp_path):
     assert checked(tmp_path, "Detached", 1).startswith(
-        f"generator.family: '{here('Detached')}' returns images that have no gradient at its parameters"
+        f"generator.family: '{here('Detached')}' makes images without a gradient at its parameters"
     )
     recipe = tiny_recipe(tmp_path, f"discriminator={json.dumps({'family': here('OfLabels')})}")
-    with pytest.raises(UserError, match="returns logits that have no gradient at the images"):
+    with pytest.raises(UserError, match="makes logits without a gradient at the images"):
         check_outside(recipe, 1)
 
 
@@ -708,8 +708,8 @@ class Experts(Plain):
 @pytest.mark.parametrize(
     "takes_gradients, told",
     [
-        (False, "calls other modules for other samples, so that ranks cannot gather parameters together"),
-        (True, "takes gradients in its forward pass, for which modules do not gather parameters"),
+        (False, "cannot call other modules for other samples where ranks gather parameters together"),
+        (True, "cannot take gradients in its forward pass where modules gather parameters"),
     ],
 )
 def test_modules_that_gather_are_called_for_all_samples(tmp_path, takes_gradients, told):

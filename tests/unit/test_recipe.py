@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bigsgan import shipped
 from bigsgan.config import Recipe, load_recipe, plan_run
 from bigsgan.errors import UserError
 from tests import REPOSITORY
@@ -139,3 +140,11 @@ def test_the_recipes_are_valid_and_print_as_themselves(tmp_path, path):
     plan_run(recipe, 1)
     assert load_recipe(printed, []) == recipe
     assert yaml.load(printed.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) == recipe.model_dump()
+
+
+def test_a_directory_hides_no_built_in_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert shipped.found_recipe("digits") == shipped.recipe("digits")
+    (tmp_path / "digits.yaml").write_text("")
+    assert shipped.found_recipe("digits.yaml") == Path("digits.yaml")

@@ -23,6 +23,7 @@ from bigsgan.config.run_directory import (
     write_recipe,
 )
 from bigsgan.config.run_plan import plan_run
+from bigsgan.config.saved_recipe import refuse_moved
 from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
@@ -48,9 +49,9 @@ FIXED = {
     "data.kind=synthetic": "data.kind: must be 'digits', as in the run '",
     "generator.channels=12": r"generator.channels: must be \d+, as in the run '",
     "optimizer.generator.lr=0.125": r"optimizer.generator.lr: must be 0.\d+, as in the run '",
-    "objective.r1.weight=1": "objective.r1.antithetic: must be unset, as in the run '",
+    "objective.r1.weight=1": "objective.r1: must be unset, as in the run '",
     "objective.schedule=overlapped": "objective.schedule: must be 'exact', as in the run '",
-    "ema.power={snapshot_nimg: 8}": "ema.power.widths: must be unset, as in the run '",
+    "ema.power={snapshot_nimg: 8}": "ema.power: must be unset, as in the run '",
 }
 
 
@@ -147,7 +148,7 @@ def test_sections_with_state_of_their_own_are_not_added(tmp_path, changes, key):
     if key is None:
         assert compare(saved, given, allowed)
         return
-    with pytest.raises(UserError, match=rf"^{key}\.\w+: must be unset, as in the run .* \(with init_from to keep"):
+    with pytest.raises(UserError, match=rf"^{key}: must be unset, as in the run .* \(with init_from to keep"):
         compare(saved, given, allowed)
     assert compare(given, saved, allowed)
 
@@ -170,6 +171,28 @@ def test_a_change_is_accepted_where_the_user_says_so(tmp_path):
         compare(saved, given, ["batch", "bacth", "seed"])
     with pytest.raises(UserError, match=r"^generator.channels: must be 2, as in the run '.*'"):
         compare(saved, tiny_recipe(tmp_path, "generator.channels=3"), ["generator.channels"])
+
+
+def test_a_section_that_only_one_recipe_has_is_named_once():
+    without, with_r1 = {"objective.r1": None, "batch": 8}, {"objective.r1.form": "exact", "objective.r1.weight": 1.0}
+    with_r1 |= {"batch": 8}
+    with pytest.raises(UserError, match=r"^objective\.r1: must be unset, as in the run 'run'; .* objective\.r1$"):
+        compare_recipes(without, with_r1, "run", [])
+    with pytest.raises(UserError, match=r"^objective\.r1: must be set, as in the run 'run'; .* objective\.r1$"):
+        compare_recipes(with_r1, without, "run", [])
+    for saved, given in ((without, with_r1), (with_r1, without)):
+        assert len(compare_recipes(saved, given, "run", ["objective.r1"])) == 2
+
+
+def test_the_recipe_of_a_moved_run_begins_no_other_run(tmp_path):
+    moved = tmp_path / "moved"
+    (moved / "checkpoints").mkdir(parents=True)
+    config = moved / "config.yaml"
+    with pytest.raises(UserError, match=rf"^out: 'runs/old' is not the directory of {config}, which holds a run; give"):
+        refuse_moved(config, "runs/old", ["batch=8"])
+    refuse_moved(config, "runs/old", ["out=runs/old"])
+    refuse_moved(config, str(tmp_path / "." / "moved"), [])
+    refuse_moved(moved / "other.yaml", "runs/old", [])
 
 
 def test_a_run_may_be_moved(tmp_path):

@@ -148,6 +148,7 @@ def test_batch_norms_own_statistics(make_run, tmp_path):
         ("stylegan2", ["--truncation-cutoff", "2"], "--truncation-cutoff: needs --truncation"),
         ("stylegan2", ["--truncation-cutoff", "0", "--truncation", "1"], "--truncation-cutoff: must be 1 to 6, the"),
         ("stylegan2", ["--truncation-cutoff", "7", "--truncation", "1"], "--truncation-cutoff: must be 1 to 6, the"),
+        ("stylegan2", ["--interpolate", "0"], "--interpolate: must be 2 to 10000 images"),
         ("stylegan2", ["--no-standing"], "--no-standing: needs batch norm"),
         ("pix2pix", ["--input", "EMPTY"], "--input: "),
     ],
@@ -195,3 +196,11 @@ def test_images_of_any_size_are_translated_at_their_own(make_run, tmp_path, batc
         made = network(torch.from_numpy(padded).permute(2, 0, 1)[None] / 127.5 - 1, torch.zeros(1).long(), seeds)
     found = np.asarray(Image.open(tmp_path / "files/4.png")).astype(int)
     assert np.abs(found - pixels(made)[0][:18, :21]).max() <= 1
+
+
+def test_samples_of_another_call_stay_apart(make_run, tmp_path, capsys):
+    arguments = ["sample", "--run", str(make_run()), "--files", "--out", str(tmp_path / "files"), "--num"]
+    for _ in range(2):
+        assert main([*arguments, "3"]) == 0
+    assert main([*arguments, "2"]) == 2
+    assert "files' contains 1 sample of another call, such as class002_sample000002.png" in capsys.readouterr().err

@@ -63,7 +63,7 @@ class FiniteDifference(GradientNorm):
     ) -> Tensor:
         """Draw e, of the shape of the images."""
         images = real if DIFFERENTIATED[self.name] == "real" else fake
-        return draws.normal(self.name, counters, samples, tuple(images.shape[1:]))
+        return draws.noise(self.name, counters, samples, tuple(images.shape[1:]))
 
     def added(self, real: MicroBatch, fake: MicroBatch, noise: Tensor | None) -> list[MicroBatch]:
         """Return the images at x + sigma e, and at x - sigma e if it is antithetic."""
