@@ -239,9 +239,7 @@ class CorruptImages:
             UserError: There are too many, a sample could not be replaced, or the data has gone.
         """
         if batch.corrupt and self._root and not os.path.exists(self._root):
-            raise UserError(
-                "data.root", self._root, "does not exist any more", "put it back, and resume"
-            )
+            raise UserError("data.root", self._root, "does not exist any more", "put it back, and resume")
         for path, reason in batch.corrupt:
             if path not in self._paths:
                 self._paths.add(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.modules import activation
 
@@ -49,6 +50,14 @@ def check_file(option: str, path: Path) -> None:
             raise UserError(option, str(path), problem, remedy)
 
 
+def _refuse_own(option: str, path: Path) -> None:
+    with safe_open(path, "pt") as opened:
+        header = opened.metadata() or {}
+    if {"network", "recipe"} <= header.keys():
+        remedy = f"begin a run with init_from.{header['network']}={path}"
+        raise UserError(option, str(path), "is an export of bigsgan, not another project's file", remedy)
+
+
 def read_content(option: str, path: Path) -> Any:
     """Return the content of a file that ``option`` names.
 
@@ -65,12 +74,15 @@ def read_content(option: str, path: Path) -> Any:
         raise UserError(option, str(path), what, remedy) from None
     try:
         if path.suffix == ".safetensors":
+            _refuse_own(option, path)
             return load_file(path)
         allowed: list[Any] = [(Arguments, "argparse.Namespace"), *((Inert, name) for name in _PASSED_OVER)]
         allowed += [(type(name, (Inert,), {}), f"{activation.__name__}.{name}") for name in activation.__all__]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")  # torch warns of a pickle's version
             return torch.load(path, "cpu", weights_only=True)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(option, str(path), f"cannot be read: {reason(error, path)}", "give another file") from None
     except Exception as error:  # damaged bytes can make the reader raise anything

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bigsgan.cli import main
 from bigsgan.errors import UserError
@@ -209,3 +209,10 @@ def test_what_a_download_leaves_is_not_called_code(tmp_path, name):
             assert str(caught.value).startswith(f"--weights: '{tmp_path / file}' {message}")
     with pytest.raises(UserError, match="s weights: it is damaged; download the file again"):
         load_weights(torch.nn.Linear(1, 1), tmp_path / "x.pth")
+
+
+def test_an_export_of_this_package_needs_no_import(tmp_path):
+    path = tmp_path / "g.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"network": "generator", "recipe": "{}"})
+    with pytest.raises(UserError, match=rf"is an export of bigsgan.*; begin a run with init_from.generator={path}"):
+        read_source("stylegan2-ada", path, None)
