@@ -60,29 +60,33 @@ class _Graph(nn.Module):
         self.network = network
 
 
-class _Latents(_Graph):
-    """Latents (N, Z) -> images (N, C, H, W)."""
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.network(z, _zeros(z))
-
-
-class _Classes(_Graph):
-    """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, H, W)."""
-
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.network(z, y)
-
-
-class _Translated(_Graph):
-    """Input images (N, C_in, H, W) in [-1, 1] -> images (N, C, H, W)."""
+class _Unlabelled(_Graph):
+    """Latents (N, Z), or input images (N, C_in, H, W) in [-1, 1] -> images (N, C, H, W)."""
 
     def __init__(self, network: LayerStack, draws: bool) -> None:
         super().__init__(network)
         self._num_zeros = 1 + draws  # labels, and seeds
 
+    def forward(self, z: Tensor) -> Tensor:
+        return self.network(z, *[_zeros(z)] * self._num_zeros)
+
+
+class _Images(_Unlabelled):
+    """The same with another name of the input."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x, *[_zeros(x)] * self._num_zeros)
+        return super().forward(x)
+
+
+class _Classes(_Graph):
+    """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, H, W)."""
+
+    def __init__(self, network: LayerStack, draws: bool) -> None:
+        super().__init__(network)
+        self._num_zeros = int(draws)  # seeds
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.network(z, y, *[_zeros(z)] * self._num_zeros)
 
 
 class _ClassStyles(nn.Module):
@@ -193,16 +197,16 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
 
 
 def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
-    data = recipe.data
+    data, draws = recipe.data, recipe.generator.draws and not recipe.generator.reads_times
     if recipe.translates:
-        return _Translated(network, recipe.generator.draws)
+        return _Images(network, draws)
     styles: nn.Module | None = None
     if has_psi(recipe):
         by_class = partial(_TruncatedClasses, num_classes=data.num_classes)
         styles = (_ClassStyles if recipe.generator.has_styles else by_class)(network)
     if not data.condition_width:
-        return _Latents(network) if styles is None else _Styles(styles)
-    labelled = styles or _Classes(network)
+        return _Unlabelled(network, draws) if styles is None else _Styles(styles)
+    labelled = styles or _Classes(network, draws)
     return labelled if data.has_vectors else _OfClasses(labelled, data.num_classes)
 
 

@@ -16,6 +16,8 @@ from bigsgan.runtime.paths import check_regular, writing
 NOTICE = logging.INFO + 5
 """Level of messages that the user should see on the terminal and that are not warnings."""
 
+logging.addLevelName(NOTICE, "NOTICE")
+
 _FORMAT = "%(asctime)s %(host)s rank %(rank)d [%(phase)s] %(levelname)s %(name)s: %(message)s"
 
 

@@ -81,7 +81,7 @@ def check(survey: Survey, resources: Resources) -> None:
     closest = survey.closest
     if closest is None:
         reasons = "; ".join(dict.fromkeys(survey.refused.values()))
-        raise UserError("--gpus", resources.gpus, "has no layout for this recipe", "change the recipe", reasons)
+        raise UserError("--gpus", resources.gpus, "has no layout that can be planned", "change the recipe", reasons)
     needed = closest.prediction.peak / USABLE / GIB
     problem = f"must be at least {_rounded_up(needed)} GiB for the smallest layout, {closest.label}"
     remedy = f"give --gpu-memory {_rounded_up(needed)}, more --gpus, or a smaller network"

@@ -30,7 +30,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "--foo": ("COMMAND", "must be given", "see `bigsgan --help`"),
     "train digits": ("override", "must have the form dotted.key=value, got 'digits'", "did you mean --config digits?"),
     "train --allow-change nope": ("--allow-change", "must be a key of the recipe, got 'nope'", "key such as batch"),
-    "train --allow-change data": ("--allow-change", "must be a key of the recipe, got 'data'", "such as data.codec"),
     "plan --mfu 1e-300 --peak-tflops 1e-300": ("--mfu", "must be at least 1e-06, got 1e-300", "give a larger number"),
     "plan --mfu 1 --peak-tflops 1e300": ("--peak-tflops", "must be at most 1e+09, got 1e+300", "data sheet's 989"),
     "trian": ("COMMAND", "must be one of 'train', 'submit', 'plan', 'sample',", "did you mean train?"),

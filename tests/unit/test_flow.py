@@ -159,7 +159,7 @@ def test_inputs_are_images_with_noise_however_ranks_divide_the_batch(tmp_path, t
         for ours, theirs in zip((noisy, labels, t), other[1], strict=True):
             assert torch.equal(ours, theirs)
     assert torch.equal(labels, torch.arange(NUM) % 3)
-    z = SampleDraws(Draws(1), CPU).normal("generator/latent", (5,), range(NUM), (SIZE,))
+    z = SampleDraws(Draws(1), CPU).noise("generator/latent", (5,), range(NUM), (SIZE,))
     torch.testing.assert_close(noisy, (1 - t[:, None]) * x + t[:, None] * z, rtol=1e-5, atol=1e-5)
     assert not torch.equal(drawn(source, 1, 1, update=6)[1][2], t)
 
@@ -188,7 +188,7 @@ def test_beside_a_discriminator_times_are_those_of_the_steps(tmp_path):
     found, counts = t.unique(return_counts=True)
     torch.testing.assert_close(found, torch.tensor([5 / 8, 5 / 6, 15 / 16, 1]))
     assert counts.min() > 100 - 3 * math.sqrt(400 * 0.25 * 0.75)
-    z = SampleDraws(Draws(1), CPU).normal("generator/latent", (0,), range(num), (SIZE,))
+    z = SampleDraws(Draws(1), CPU).noise("generator/latent", (0,), range(num), (SIZE,))
     x = reals[0].images.flatten(1)
     torch.testing.assert_close(noisy, (1 - t[:, None]) * x + t[:, None] * z, rtol=1e-5, atol=1e-5)
     assert torch.equal(labels, reals[0].labels)
