@@ -86,7 +86,7 @@ def total_type(weight: Tensor) -> torch.dtype:
 
 def is_filter(weight: Tensor) -> bool:
     """Whether a weight has filters of more than one pixel; those are returned with their channels last."""
-    return weight.dim() == 4 and weight[0, 0].numel() > 1
+    return weight.dim() == 4 and weight.shape[2:].numel() > 1
 
 
 def _differentiable(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:

@@ -209,10 +209,10 @@ def divide(weight: Tensor, sigma: Tensor) -> Tensor:
     last = is_filter(weight)
     layout = torch.channels_last if last else torch.contiguous_format
     out = torch.empty_like(weight, memory_format=layout)
-    pixels = weight[0, 0].numel() if last else 1
+    pixels = weight.shape[2:].numel() if last else 1
     with torch.cuda.device_of(weight):
         grid = (cdiv(weight.numel(), _FLAT),)
-        _divide[grid](weight, sigma, out, weight.numel(), weight[0].numel(), pixels, last, _FLAT)
+        _divide[grid](weight, sigma, out, weight.numel(), weight.shape[1:].numel(), pixels, last, _FLAT)
     return out
 
 
@@ -223,7 +223,7 @@ def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Ten
     out, num = torch.empty_like(weight), weight.numel()
     programs = cdiv(num, _FLAT * _TURNS)
     sums = torch.empty(programs, dtype=sigma.dtype, device=weight.device)
-    place = (weight[0].numel(), weight[0, 0].numel() if last else 1)
+    place = (weight.shape[1:].numel(), weight.shape[2:].numel() if last else 1)
     with torch.cuda.device_of(weight):
         _sum_products[(programs,)](grad, weight, sums, num, *place, last, _FLAT, _TURNS)
         _differentiate[(programs,)](grad, sums, u, v, sigma, out, num, *place, programs, last, _FLAT, _TURNS)
@@ -231,4 +231,4 @@ def differentiate(grad: Tensor, weight: Tensor, u: Tensor, v: Tensor, sigma: Ten
 
 
 def _matrix(weight: Tensor) -> tuple[int, int]:
-    return len(weight), weight[0].numel()
+    return len(weight), weight.shape[1:].numel()

@@ -1,13 +1,14 @@
 """Kernel launches and bytes of an update of the published recipes, as one rank of eight makes it.
 
-    python -m tests.stand_in.counts [--phases]
+    python -m tests.stand_in.counts [--phases] [--host]
 
 Launches are those that reach the CUDA runtime. Bytes are those of the tensors that torch's operations on the device
 are given and return, each once, those changed in place twice: what the memory would carry if no cache held anything.
 Views and empty tensors cost nothing; of an expanded tensor, what is stored counts. Two things count that torch's
 operations do not show: a convolution's bias is an addition of its own behind cuDNN's kernel, and its gradient a sum;
 and kernels for half types turn maps round in which a pixel's channels lie apart. Nothing is computed, so full sizes
-take seconds. With ``--phases`` each update is divided into its phases, with the least times that a GPU needs for them.
+take seconds. With ``--phases`` each update is divided into its phases, with the least times that a GPU needs for them;
+``--host`` times the host's part, as kernels take no time here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import argparse
 import importlib
 import math
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -31,6 +34,7 @@ from bigsgan.bench.phases import label_phases
 from bigsgan.engines import build as engines
 from bigsgan.runtime import comm
 from bigsgan.runtime.kernels import choose_kernels
+from bigsgan.training.loop import Run
 from tests.distributed import scenarios
 from tests.distributed.pool import RankPool
 from tests.gpu.__main__ import TOKENS
@@ -174,12 +178,7 @@ def _triton(traffic: Traffic) -> Iterator[None]:
 def count(name: str) -> dict[str, Any]:
     """Launches, GB of products and of the rest, the peak of memory, and operations with most bytes: GB and calls."""
     case = CASES[name]
-    cells.prepare()
-    choose_kernels(False, searches=False)  # else cuDNN would search for those of lazy penalties in what is counted
-    with mock.patch.object(engines, "initialize"):  # no number matters
-        run = scenarios.build(case.overrides, {}, recipe=RECIPES / case.recipe)
-    run.counters.update = case.update - WARM_UP
-    scenarios.update(run, WARM_UP)
+    run = _warmed_up(case)
     before = cells.launches()
     comm.forget_peak_memory()
     scenarios.update(run, 1)
@@ -199,6 +198,29 @@ def count(name: str) -> dict[str, Any]:
         "phases": roofline.plain(phases.work),
         "most": {each: (n / 1e9, traffic.calls[each]) for each, n in traffic.bytes.most_common(16)},
     }
+
+
+def host_times(name: str) -> list[float]:
+    """The host's milliseconds of an update, ten times."""
+    case, found = CASES[name], list[float]()
+    run = _warmed_up(case)
+    for _ in range(10):
+        run.counters.update = case.update
+        begin = time.perf_counter()
+        scenarios.update(run, 1)
+        found.append(1e3 * (time.perf_counter() - begin))
+    scenarios.destroy(run)
+    return found
+
+
+def _warmed_up(case: Case) -> Run:
+    cells.prepare()
+    choose_kernels(False, searches=False)  # else cuDNN would search for those of lazy penalties in what is counted
+    with mock.patch.object(engines, "initialize"):  # no number matters
+        run = scenarios.build(case.overrides, {}, recipe=RECIPES / case.recipe)
+    run.counters.update = case.update - WARM_UP
+    scenarios.update(run, WARM_UP)
+    return run
 
 
 def known() -> dict[str, int]:
@@ -234,11 +256,17 @@ def main() -> None:
     """Count all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--phases", action="store_true", help="with the work of each phase")
+    parser.add_argument("--host", action="store_true", help="time the host instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         pool = RankPool(1, {**build.environment(directory, build.build(directory)), "STAND_IN_DEVICES": "1"})
         for name in CASES:
+            if options.host:
+                times = pool.run(host_times, name)[0]
+                about = f"{median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
+                print(f"{name}, update {CASES[name].update}: {about}")
+                continue
             found = pool.run(count, name)[0]
             show(name, found)
             if options.phases:
