@@ -6,6 +6,7 @@ Shapes: C channels, H x W pixels of an image as the data set has it.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import os
 from collections import Counter
@@ -28,8 +29,12 @@ from bigsgan.errors import UserError
 from bigsgan.images.reading import CorruptImage, accepting_truncated, image_tensor
 from bigsgan.images.wide import picture_array, wide_tensor
 
+_log = logging.getLogger(__name__)
+
 _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
+_READ_AGAIN = 3
+"""Times that a sample is read again, to see whether it is the same."""
 _OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
@@ -122,7 +127,26 @@ def build_outside(data: Data) -> OutsideImages:
     if not plugins.called("data.kind", data.kind, lambda: len(source), " in __len__"):
         raise UserError("data.kind", data.kind, "contains no images", "check its arguments")
     _check_sample(source, data)
-    return OutsideImages(source, data, data.kind)
+    images = OutsideImages(source, data, data.kind)
+    if _is_random(images):
+        _log.warning(
+            "data.kind: %s returns another sample when one is read again, so that no run repeats or resumes another; "
+            "leave random numbers to data.horizontal_flip, data.crop_from and augmentation",
+            data.kind,
+        )
+    return images
+
+
+def _is_random(images: OutsideImages) -> bool:
+    """Return whether some samples are not the same when they are read again; unreadable ones do not count."""
+    for index in {0, len(images) // 2, len(images) - 1}:
+        with suppress(CorruptImage):
+            image, label = images[index]
+            for _ in range(_READ_AGAIN):
+                other, other_label = images[index]
+                if not (torch.equal(image, other) and np.array_equal(label, other_label)):
+                    return True
+    return False
 
 
 def names_of(source: Any) -> list[str]:

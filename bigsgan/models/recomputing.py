@@ -62,10 +62,13 @@ class _Recomputed(torch.autograd.Function):
         both = zip(outputs, grads, strict=True)
         pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
         del outputs, both  # nobody reads their numbers
-        wanted = [each for each, needs in zip(inputs, ctx.needs_input_grad[3:], strict=True) if needs]
+        needs = ctx.needs_input_grad[3:]
+        if not pairs:  # what follows has no gradient
+            return None, None, None, *(None for _ in needs)
+        wanted = [each for each, is_needed in zip(inputs, needs, strict=True) if is_needed]
         ends, at_ends = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(ends, wanted, at_ends, create_graph=twice, allow_unused=True))
-        return None, None, None, *(next(found) if needs else None for needs in ctx.needs_input_grad[3:])
+        return None, None, None, *(next(found) if is_needed else None for is_needed in needs)
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -153,3 +153,15 @@ def test_fingerprints_differ_with_what_there_is_one_of_for_each_image(section):
     assert found([0, 1]) == found([0, 1])
     assert found([0, 1]).difference(found([1, 1])) == "images of other names"
     assert found([0, 1]).difference(found([0, 1], num=3)) == "3 images"
+
+
+class Jittered(Samples):
+    def __getitem__(self, index):
+        return torch.randint(0, 256, (3, 2, 2), dtype=torch.uint8) if index else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind, warns", [(Samples, False), (Jittered, True)])
+def test_samples_that_change_are_named(section, caplog, kind, warns):
+    build_dataset(section(lambda: kind([PIXELS, OSError("damaged"), PIXELS])))
+    told = [each for each in caplog.messages if "another sample when one is read again" in each]
+    assert len(told) == warns

@@ -99,3 +99,22 @@ def test_it_is_differentiated_twice():
     assert grad.item() == 9 + 4
     grad.backward()
     assert (layer.scale.grad.item(), x.grad.item()) == (6, 2)
+
+
+class Stopped(torch.autograd.Function):
+    """x, without a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_nothing_follows_that_has_a_gradient():
+    layer, x = Scaled(), torch.tensor([2.0], requires_grad=True)
+    Stopped.apply(stack_of(layer)(x)).backward()
+    assert x.grad is None
+    assert layer.scale.grad is None
