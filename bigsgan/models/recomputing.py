@@ -62,13 +62,21 @@ class _Recomputed(torch.autograd.Function):
         both = zip(outputs, grads, strict=True)
         pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
         del outputs, both  # nobody reads their numbers
-        needs = ctx.needs_input_grad[3:]
+        needs = [node is not None and _is_asked_for(node) for node, _ in ctx.next_functions[-len(inputs) :]]
         if not pairs:  # what follows has no gradient
             return None, None, None, *(None for _ in needs)
         wanted = [each for each, is_needed in zip(inputs, needs, strict=True) if is_needed]
         ends, at_ends = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(ends, wanted, at_ends, create_graph=twice, allow_unused=True))
         return None, None, None, *(next(found) if is_needed else None for is_needed in needs)
+
+
+def _is_asked_for(node: Any) -> bool:
+    """Whether the backward pass that is running needs the gradient at a node, unlike those of other inputs alone."""
+    try:
+        return torch._C._will_engine_execute_node(node)  # as torch's multi-gradient hooks do
+    except RuntimeError:  # a leaf that autograd.grad was given
+        return True
 
 
 def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:

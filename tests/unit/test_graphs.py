@@ -59,7 +59,7 @@ def inputs_and_images(
     if data.has_vectors:
         inputs["y"] = torch.randn(NUM, data.condition_width, generator=generator)
     elif data.num_classes:
-        inputs["y"] = torch.arange(NUM) + 3
+        inputs["y"] = (torch.arange(NUM) + 3) % data.num_classes
     ours = list(inputs.values())
     if recipe.generator.truncates_w and not (data.has_vectors and not recipe.generator.has_styles):
         inputs["psi"] = torch.tensor(0.4)

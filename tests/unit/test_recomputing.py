@@ -101,6 +101,22 @@ def test_it_is_differentiated_twice():
     assert (layer.scale.grad.item(), x.grad.item()) == (6, 2)
 
 
+def test_gradients_that_nobody_asks_for_are_not_computed():
+    layer, x = Scaled(), torch.tensor([2.0], requires_grad=True)
+    calls, grad = [], torch.autograd.grad
+
+    def noting(ends, wanted, *more, **options):
+        calls.append(len(wanted))
+        return grad(ends, wanted, *more, **options)
+
+    for asked, num in ((x, 1), (layer.scale, 1), ([x, layer.scale], 2)):
+        output = stack_of(layer)(x)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "grad", noting)
+            grad(output, asked)
+        assert calls.pop() == num
+
+
 class Stopped(torch.autograd.Function):
     """x, without a gradient."""
 
