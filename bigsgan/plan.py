@@ -22,6 +22,7 @@ from bigsgan.planner.counting import METHODS, count_work, mean_flop, method_of
 from bigsgan.planner.layouts import Resources, Surveyor
 from bigsgan.planner.teaching import PROGRAMS, left_out, programs_left_out
 from bigsgan.runtime import comm, memory
+from bigsgan.table import span
 
 
 def describe_networks(plan: RunPlan, counted: Mapping[str, Any]) -> str:
@@ -84,7 +85,7 @@ def _describe_time(plan: RunPlan, speed: Speed, estimate: Mapping[str, float]) -
     num = plan.world_size
     gpus = f"{num:,} GPU{'s' if num > 1 else ''} at {speed.utilization:.0%} of {speed.peak / 1e12:g} TFLOP/s"
     rate = f"{estimate['update_seconds']:.3g} s an update, {estimate['images_per_second']:,.4g} images/s"
-    return f"{gpus}: {rate}, {estimate['days']:.3g} days for {plan.recipe.total_nimg:,} images"
+    return f"{gpus}: {rate}, {span(86_400 * estimate['days'], '.3g')} for {plan.recipe.total_nimg:,} images"
 
 
 def main(plan: RunPlan, pipeline: bool, as_json: bool, speed: Speed | None = None) -> None:

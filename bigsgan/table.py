@@ -1,4 +1,4 @@
-"""Results as text: columns of equal width for a terminal, and values that JSON can hold."""
+"""Results as text: columns of equal width for a terminal, spans of time, and values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def aligned(rows: Sequence[Sequence[str]], num_texts: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def span(seconds: float, form: str = ".0f") -> str:
+    """Return a time in the largest unit of which there are two, its number in a form."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:{form}} {unit}"
+    return f"{seconds:{form}} s"
 
 
 def finite(value: Any) -> Any:

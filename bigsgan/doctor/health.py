@@ -19,6 +19,7 @@ from bigsgan.monitor.logs import keeping_notices
 from bigsgan.runtime.locking import is_held
 from bigsgan.runtime.memory import size
 from bigsgan.runtime.paths import parse_json
+from bigsgan.table import span
 from bigsgan.training.alarms import Alarms
 
 LATEST = 20
@@ -139,11 +140,11 @@ def age(subject: Subject) -> Finding:
     if is_running is None:
         return not_applicable(f"{run / '.lock'} does not tell whether a process has the run open", numbers)
     if is_running and seconds > most:
-        text = f"the newest report is {_span(seconds)} old, they usually take {_span(usual)}"
+        text = f"the newest report is {span(seconds)} old, they usually take {span(usual)}"
         remedy = "look at logs/ of all ranks: one may hang, compile, or wait for a file system"
         return failed(text, remedy, numbers, seconds)
     state = "runs" if is_running else "is complete" if nimg >= recipe.total_nimg else "is stopped"
-    return passed(f"{state} at {nimg} of {recipe.total_nimg} images, newest report {_span(seconds)} ago", numbers)
+    return passed(f"{state} at {nimg} of {recipe.total_nimg} images, newest report {span(seconds)} ago", numbers)
 
 
 def _is_about_a_file(record: logging.LogRecord) -> bool:
@@ -170,10 +171,3 @@ def _skipped(rows: list[dict[str, Any]], network: str, recipe: Recipe) -> float:
     updates = (known[-1][0] - known[0][0]) / recipe.batch
     updates *= recipe.updates_of(network)
     return max(0.0, float(known[-1][1] - known[0][1])) / updates
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -183,7 +183,7 @@ def test_how_long_a_run_takes(capsys):
     assert main([*config, "--mfu", "0.4", "--peak-tflops", "989"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("64 GPUs at 40% of 989 TFLOP/s: ")
-    assert last.endswith(f"{76_870_000 / images / 86_400:.3g} days for 76,870,000 images")
+    assert last.endswith(f"{76_870_000 / images / 3_600:.3g} hours for 76,870,000 images")
 
 
 @pytest.mark.parametrize(
