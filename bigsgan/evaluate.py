@@ -178,7 +178,7 @@ def _with_data(trained: TrainedNetwork, options: Options) -> Recipe:
     the autoencoder's path.
     """
     recipe = trained.recipe
-    changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides), saved=True)
+    changed = load_recipe(options.run / RECIPE_FILE, list(options.overrides))
     fixed = [
         "resolution",
         "image_channels",

@@ -37,14 +37,14 @@ class _Stretch(NamedTuple):
 class Reader:
     """A checkpoint's files, each opened when a value is not in the files opened before.
 
-    The manifest says which files hold some of a value; those of older versions do not. Shards are in the order of the
-    ranks, however many ranks there are. So a rank begins with the files whose place among all files is about its own
-    among all ranks: in the layout that saved, with its own file.
+    The manifest says which files hold some of a value. Shards are in the order of the ranks, however many ranks there
+    are. So a rank begins with the files whose place among all files is about its own among all ranks: in the layout
+    that saved, with its own file.
     """
 
     def __init__(self, checkpoint: Checkpoint, rank: int = 0, world_size: int = 1, moved: Moved = unnoticed) -> None:
         self.checkpoint, self._moved = checkpoint, moved
-        self._files, self._holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest.get("holders")
+        self._files, self._holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest["holders"]
         self._near = rank * len(self._files) // world_size
         self._share = [name for i, name in enumerate(self._files) if i * world_size // len(self._files) == rank]
         self._unopened = set(self._files)
@@ -86,8 +86,7 @@ class Reader:
         """Refuse values of an entry for which a network has no place, in this rank's share of the files.
 
         The ranks' shares together are all files. The network may be on the meta device. Layers before its own, such as
-        augmentation, may differ. Values of buffers that are not persistent are accepted, of any size: older versions
-        saved them.
+        augmentation, may differ.
 
         Raises:
             UserError: A saved parameter or buffer is not in the network, or has more elements than there.
@@ -95,15 +94,13 @@ class Reader:
         for name in self._share:
             if name in self._unopened:
                 self._open(name)
-        not_saved = dict(network.named_buffers()).keys() - saved_buffers(network).keys()
-        computed = {value_name(entry, BUFFER, name) for name in not_saved}
         # Parameters first: a message about their sizes is easier to relate to the recipe than one about buffers.
-        for kind, named in ((MASTER, network.named_parameters()), (BUFFER, network.named_buffers())):
+        for kind, named in ((MASTER, network.named_parameters()), (BUFFER, saved_buffers(network).items())):
             wanted = {value_name(entry, kind, name): each.numel() for name, each in named}
             own, before = value_name(entry, kind, ""), value_name(entry, kind, "layers.-")
             for value in sorted(each for each in self._stretches if each.startswith(own)):
                 saved = max(stretch.offset + stretch.numel for stretch in self._stretches[value])
-                if value.startswith(before) or value in computed or saved <= wanted.get(value, -1):
+                if value.startswith(before) or saved <= wanted.get(value, -1):
                     continue
                 problem = f"has {value}, which the network of this run's recipe does not have"
                 if value in wanted:
@@ -113,9 +110,7 @@ class Reader:
 
     def has(self, value: str) -> bool:
         """Return whether any element of a value was saved."""
-        if self._holders is not None:
-            return value in self._holders
-        return value in self._stretches or any(value in self._stretches for _ in self._opened(value))
+        return value in self._holders
 
     def _overlapping(self, value: str, start: int, end: int) -> Iterator[_Stretch]:
         """Yield stretches of a value that overlap [start, end), opening files as long as the caller wants more."""
@@ -129,8 +124,7 @@ class Reader:
 
     def _opened(self, value: str) -> Iterator[None]:
         """Open one more file at each turn, of those that may hold some of a value."""
-        numbers = range(len(self._files)) if self._holders is None else numbered(self._holders.get(value, ""))
-        for number in sorted(numbers, key=lambda number: abs(number - self._near)):
+        for number in sorted(numbered(self._holders.get(value, "")), key=lambda number: abs(number - self._near)):
             if self._files[number] in self._unopened:
                 self._open(self._files[number])
                 yield
@@ -258,23 +252,10 @@ class SharedState(ABC):
 
 
 def files_with(checkpoint: Checkpoint, entry: str) -> list[str]:
-    """Return the names of files that hold values of an entry, and of those whose headers cannot be read.
-
-    The headers are read where the manifest is an older one, which does not say what the files hold.
-    """
-    files, holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest.get("holders")
-    if holders is not None:
-        held = (numbered(text) for value, text in holders.items() if value.startswith(f"{entry}/"))
-        return [files[number] for number in sorted(set().union(*held))]
-    found = []
-    for name in files:
-        try:
-            with safe_open(checkpoint.path / name, framework="pt") as file:
-                if any(tensor.startswith(f"{entry}/") for tensor in file.keys()):  # noqa: SIM118 - as above
-                    found.append(name)
-        except (OSError, SafetensorError):
-            found.append(name)
-    return found
+    """Return the names of files that hold values of an entry."""
+    files, holders = sorted(checkpoint.manifest["files"]), checkpoint.manifest["holders"]
+    held = (numbered(text) for value, text in holders.items() if value.startswith(f"{entry}/"))
+    return [files[number] for number in sorted(set().union(*held))]
 
 
 def intervals(numbers: Sequence[int]) -> str:

@@ -321,7 +321,7 @@ def _is_well_formed(manifest: Mapping[str, Any]) -> bool:
         )
         and _are_counts(manifest["numbers"].get("counters", {}), manifest["nimg"])
         and all(isinstance(value, list) for value in manifest["kinds"].values())
-        and _are_numbers(manifest.get("holders", {}), len(manifest["files"]))  # older ones have none
+        and _are_numbers(manifest["holders"], len(manifest["files"]))
         and all(isinstance(value, int | float | None) for value in manifest["metrics"].values())
         and all(type(bound) is int for bounds in divisions if bounds is not None for bound in bounds)
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,16 +11,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from bigsgan import plugins, shipped
 from bigsgan.config.augmentation import Augmentation
-from bigsgan.config.data import READERS, Data
+from bigsgan.config.data import Data
 from bigsgan.config.data_and_networks import check_batch_statistics, check_data_and_networks
 from bigsgan.config.engines import Engine, Engines, Pipeline
 from bigsgan.config.families import FAMILIES, AnyDiscriminator, AnyGenerator
 from bigsgan.config.messages import explain
-from bigsgan.config.metrics import MaybeMetrics, check_targets, distinct, perceptual_network
+from bigsgan.config.metrics import MaybeMetrics, check_targets, perceptual_network
 from bigsgan.config.objective import Objective
 from bigsgan.config.outside import Callback
 from bigsgan.config.penalties import check_penalties
-from bigsgan.config.saved_recipe import RECIPE_FILE, is_lost, recipe_of_checkpoints
+from bigsgan.config.saved_recipe import is_lost, recipe_of_checkpoints
 from bigsgan.config.sections import (
     EMA,
     NETWORKS,
@@ -41,7 +39,6 @@ from bigsgan.config.yaml_file import (
     apply_override,
     apply_overrides,
     dump_yaml,
-    numbers_in,
     parse_override,
     read_yaml,
 )
@@ -212,62 +209,31 @@ class Recipe(Section):
         return dump_yaml(self.model_dump())
 
 
-def load_recipe(
-    path: Path, overrides: list[str], data_root: str | None = None, saved: bool = False, trusted: bool = True
-) -> Recipe:
+def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, trusted: bool = True) -> Recipe:
     """Read a recipe, apply command-line overrides, and replace ``data.root`` by ``data_root`` if it is given.
 
-    A run directory that lacks its recipe has it in its checkpoints. ``saved`` says that the recipe is a run's, as it is
-    in a directory with checkpoints; see ``parse_saved_recipe``. Code from outside that a ``trusted`` recipe names may
-    be imported: the user has given it, and it is not out of a checkpoint. Of another, what an override names may be.
+    A run directory that lacks its recipe has it in its checkpoints. Code from outside that a ``trusted`` recipe names
+    may be imported: the user has given it, and it is not out of a checkpoint; of another, what an override names.
 
     Raises:
         UserError: The recipe or an override is invalid.
     """
     tree = recipe_of_checkpoints(path.parent) if is_lost(path) else None
     is_given, tree = tree is None and trusted, read_yaml(path) if tree is None else tree
-    numbers: set[float] = set()
-    if saved or (path.name == RECIPE_FILE and os.path.isdir(path.parent / "checkpoints")):
-        tree, numbers = _without_unread(tree), numbers_in(tree)
     apply_overrides(tree, overrides)
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
     plugins.give(tree if is_given else [parse_override(text)[1] for text in overrides])
-    return _parse(tree, numbers)
+    return _parse(tree)
 
 
 def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
-    """Return the recipe that a run has saved, maybe by an earlier version.
-
-    That one accepted keys of data that its kind does not read, and names given twice, which are left out, and numbers
-    that float32 has not, which stay.
+    """Return the recipe that a run has saved. Code that it names may not be imported for that alone.
 
     Raises:
         UserError: A key or a value is invalid.
     """
-    numbers = numbers_in(tree)
-    with suppress(UserError):  # as of most
-        return _parse(tree, numbers)
-    return _parse(_without_unread(tree), numbers)
-
-
-def _without_unread(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested dictionaries of a saved recipe without second names, and without what is refused as unread."""
-    tree = copy.deepcopy(tree)
-    named: list[tuple[Any, str, Any]] = [(tree, "monitor", dict.fromkeys), (tree.get("metrics"), "names", distinct)]
-    for holder, key, once in named:
-        with suppress(AttributeError, KeyError, TypeError):  # of a file that is refused below
-            holder[key] = list(once(holder[key]))
-    while True:
-        try:
-            _parse(tree, numbers_in(tree))
-        except UserError as error:
-            section, _, key = error.field.rpartition(".")
-            fields = READERS if section == "data" else () if section else ("sample_statistics", "statistics")
-            if error.problem.startswith("must be unset with ") and key in fields:
-                del (tree[section] if section else tree)[key]
-                continue
-        return tree
+    return _parse(tree)
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:
@@ -280,10 +246,9 @@ def parse_recipe(tree: dict[str, Any]) -> Recipe:
     return _parse(tree)
 
 
-def _parse(tree: dict[str, Any], saved_numbers: Collection[float] = ()) -> Recipe:
-    """Build and check a recipe; ``saved_numbers`` need not fit float32."""
+def _parse(tree: dict[str, Any]) -> Recipe:
     try:
-        return Recipe.model_validate(tree, context=saved_numbers)
+        return Recipe.model_validate(tree)
     except ValidationError as error:
         raise explain(error, Recipe) from None
 

@@ -164,7 +164,7 @@ def read_saved_recipe(run: Path, field: str = "--run") -> Recipe:
     check_run_directory(run, field)
     path = run / RECIPE_FILE
     try:
-        return load_recipe(path, [], saved=True, trusted=field == "--run")  # else the user's own recipe counts
+        return load_recipe(path, [], trusted=field == "--run")  # else the user's own recipe counts
     except UserError as error:
         remedy = "fix or remove that file, or choose another directory"
         raise UserError(str(path), None, "must be a valid recipe", remedy, str(error)) from None

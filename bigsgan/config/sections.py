@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from bigsgan.errors import UserError
@@ -65,15 +65,10 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _fits_float32(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse numbers that are 0 or infinite in float32, in which networks and optimizers compute.
-
-        The context holds numbers that a saved recipe has, which an earlier version accepted.
-        """
+    def _fits_float32(cls, value: object) -> object:
+        """Refuse numbers that are 0 or infinite in float32, in which networks and optimizers compute."""
         for number in value if isinstance(value, list) else [value]:
-            if not isinstance(number, float) or number in (info.context or ()):
-                continue
-            if number and not SMALLEST_FLOAT <= abs(number) <= LARGEST_FLOAT:
+            if isinstance(number, float) and number and not SMALLEST_FLOAT <= abs(number) <= LARGEST_FLOAT:
                 problem = f"must be 0 or of a size from {SMALLEST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 is"
                 remedy = f"give a {'larger' if abs(number) < 1 else 'smaller'} number"
                 raise PydanticCustomError("unfit", "{problem}", {"problem": problem, "remedy": remedy})

@@ -206,10 +206,3 @@ def _count(node: yaml.Node, known: dict[int, int | None]) -> int:
     if found is None:
         raise yaml.MarkedYAMLError(problem="an anchor holds an alias of itself", problem_mark=node.start_mark)
     return found
-
-
-def numbers_in(tree: object) -> set[float]:
-    """Return the floating-point numbers in nested dictionaries and lists."""
-    if isinstance(tree, dict | list):
-        return set().union(*map(numbers_in, tree.values() if isinstance(tree, dict) else tree))
-    return {tree} if isinstance(tree, float) else set()

@@ -161,7 +161,7 @@ def load(
         header, state = read_export(Path(path))
         recipe, stored = _recipe(header), DTYPES[header.get("dtype", "fp32")]
         state = {name: value for name, value in state.items() if not name.startswith("layers.-")}
-        state = _check_sizes(recipe, header["network"], state)
+        _check_sizes(recipe, header["network"], state)
         network = build_network(recipe, header["network"])
         network.checkpointing = False
         for spectral in network.spectral_layers():
@@ -201,15 +201,8 @@ def _recipe(header: Mapping[str, str]) -> Recipe:
     return parse_saved_recipe(tree)
 
 
-def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compare with the network that the header describes, before taking memory for a network of any size.
-
-    Return the state without buffers that are no longer persistent.
-    """
-    empty = network_on_meta(recipe, network)
-    wanted = empty.state_dict()
-    computed = {name for name, _ in empty.named_buffers()} - wanted.keys()
-    state = {name: value for name, value in state.items() if name not in computed}
+def _check_sizes(recipe: Recipe, network: str, state: Mapping[str, Tensor]) -> None:
+    """Compare with the network that the header describes, before taking memory for a network of any size."""
+    wanted = network_on_meta(recipe, network).state_dict()
     if {name: value.shape for name, value in wanted.items()} != {name: value.shape for name, value in state.items()}:
         raise ValueError("its tensors are not those of the network that its header describes")
-    return state

@@ -207,17 +207,9 @@ class Counters:
         self.update, self.nimg = int(numbers["update"]), int(numbers["nimg"])
         self.rollbacks = int(numbers["rollbacks"])
         keys = [key for key in numbers if key.startswith("skipped.")]
-        if "position" in numbers:
-            self.position = int(numbers["position"])
-            firsts, ends = (sorted(int(numbers[key]) for key in keys if key.endswith(bound)) for bound in _BOUNDS)
-            self.skipped = tuple(zip(firsts, ends, strict=True))
-        else:  # an older checkpoint counts phases of one batch, and lists the phases to skip, some of them still ahead
-            batch, phase = self.nimg // max(self.update, 1), self.update * self.d_steps
-            numbered = sorted(int(numbers[key]) for key in keys)
-            for number in numbered:
-                phase += number <= phase
-            self.position = phase * batch
-            self.skipped = tuple((number * batch, (number + 1) * batch) for number in numbered if number > phase)
+        self.position = int(numbers["position"])
+        firsts, ends = (sorted(int(numbers[key]) for key in keys if key.endswith(bound)) for bound in _BOUNDS)
+        self.skipped = tuple(zip(firsts, ends, strict=True))
 
     def skipped_with(self, read: Stretch) -> tuple[Stretch, ...]:
         """Return ``skipped`` with another interval, which replaces those that lie inside it."""

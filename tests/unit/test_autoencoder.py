@@ -15,7 +15,7 @@ from bigsgan.adversarial.terms.codebook_averages import AveragedCodebook
 from bigsgan.adversarial.terms.kmeans import KMeansStart, set_codes
 from bigsgan.adversarial.terms.latents import CodebookTerm, divergence
 from bigsgan.config import Recipe
-from bigsgan.config.families.autoencoder import AutoencoderGenerator, Bottleneck
+from bigsgan.config.families.autoencoder import AutoencoderGenerator
 from bigsgan.config.reconstruction import Codebook
 from bigsgan.errors import UserError
 from bigsgan.images.size import Size
@@ -356,8 +356,3 @@ def test_what_does_not_fit_is_refused(tmp_path, name):
         tiny_recipe(tmp_path, *game, *overrides)
     assert caught.value.field == field
     assert problem in str(caught.value)
-
-
-def test_steps_of_k_means_are_read_where_runs_of_earlier_versions_have_them():
-    given = {"kind": "vq", "num_codes": 8, "ema": {"decay": 0.9, "kmeans_steps": 3}}
-    assert Bottleneck(**given) == Bottleneck(kind="vq", num_codes=8, ema={"decay": 0.9}, kmeans_steps=3)

@@ -111,7 +111,7 @@ def test_a_saved_recipe_alone_imports_nothing(outside):
     with pytest.raises(UserError, match=r"data.kind: .* only a saved file names.*name it yourself, as by data.kind="):
         plugins.load("data.kind", recipe.data.kind)
     assert "parts.own" not in sys.modules
-    load_recipe(outside / "run" / "config.yaml", ["data.kind=parts.own:anything"], saved=True)
+    load_recipe(outside / "run" / "config.yaml", ["data.kind=parts.own:anything"])
     assert plugins.load("data.kind", recipe.data.kind)(a=1) == {"a": 1}
 
 

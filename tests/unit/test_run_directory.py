@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 
 import pytest
 
-from bigsgan.bench.variants import chosen_variants, plan_variants
-from bigsgan.config import NETWORKS, Recipe, both_engines, load_recipe
+from bigsgan.config import Recipe, load_recipe
 from bigsgan.config.metrics import Metrics
-from bigsgan.config.recipe import parse_recipe, parse_saved_recipe
 from bigsgan.config.run_directory import (
     FREE_KEYS,
     STEPS,
@@ -24,10 +21,8 @@ from bigsgan.config.run_directory import (
 )
 from bigsgan.config.run_plan import plan_run
 from bigsgan.config.saved_recipe import refuse_moved
-from bigsgan.config.yaml_file import dump_yaml
 from bigsgan.doctor.games import TINY_GAMES
 from bigsgan.errors import UserError
-from bigsgan.planner.layouts import Resources, Surveyor
 from tests.bad_runs import make_run
 from tests.tiny import tiny_recipe
 
@@ -240,107 +235,3 @@ def test_a_directory_that_lost_its_recipe_has_it_in_its_newest_checkpoint(tmp_pa
     (run / "checkpoints" / f"{64:012d}" / "manifest.json").write_text("[]")
     with pytest.raises(UserError, match=r"must be a run directory, got '.*' \(it has no config.yaml\)"):
         read_saved_recipe(run)
-
-
-UNREAD = {
-    "root": "elsewhere", "dataset": "CIFAR10", "input_root": "inputs", "input_side": "right", "input_channels": 1,
-    "num_images": 7, "max_corrupt": 0, "max_ignored": 3,
-}  # fmt: skip
-
-
-def test_a_run_of_an_earlier_version_is_read_that_has_what_is_refused_now(tmp_path):
-    run = make_run(tmp_path)
-    expected = read_saved_recipe(run)
-    tree = expected.model_dump()
-    tree["data"].update(UNREAD)
-    tree["optimizer"]["generator"].update(kind="adam", eps=1e-40, betas=[1e-40, 0.5])
-    path = run / "config.yaml"
-    path.write_text(dump_yaml(tree))
-    (tmp_path / "config.yaml").write_text(dump_yaml(tree))
-    saved = [read_saved_recipe(directory) for directory in (run, tmp_path)]
-    for recipe in (*saved, load_recipe(path, []), parse_saved_recipe(tree)):
-        assert (recipe.data, recipe.generator) == (expected.data, expected.generator)
-        assert recipe.optimizer.discriminator == expected.optimizer.discriminator
-        assert (recipe.optimizer.generator.eps, recipe.optimizer.generator.betas) == (1e-40, [1e-40, 0.5])
-    for key, value in UNREAD.items():
-        with pytest.raises(UserError, match=rf"^data\.{key}: must be unset with data\.kind=digits, got '?{value}"):
-            load_recipe(path, [f"data.{key}={value}"])
-    survey = Surveyor(path, [], Resources(1, 1, 2**30, None))
-    assert survey.recipe(["batch=16"]).optimizer.generator.eps == 1e-40
-    recipe = load_recipe(path, [])
-    assert [each.reason for each in plan_variants(recipe, chosen_variants("zero1", recipe), 1, run)] == [""]
-    with pytest.raises(UserError, match=r"^optimizer\.generator\.lr: must be 0 or of a size"):
-        load_recipe(path, ["optimizer.generator.lr=2e-40"])
-    with pytest.raises(UserError, match="must be"):
-        load_recipe(tmp_path / "config.yaml", [])
-
-
-GAMES = {"biggan": [], **TINY_GAMES}
-
-# Of a run of an earlier version: its game, what it has, and an override that gives the first of these an effect again.
-KEPT = {
-    "block": ("biggan", ["generator.groups=2", "discriminator.expansion=2"], "generator.block=grouped"),
-    "embedding": ("biggan_unshared", ["generator.embedding_size=7"], "generator.shared_embedding=true"),
-    "blocks": ("pix2pix", ["generator.num_blocks=3"], "generator.architecture=resnet"),
-    "depth": ("pix2pix_resnet", ["discriminator.depth=2"], "discriminator.architecture=patches"),
-    "group": ("stylegan2", ["discriminator.mbstd_group=1", "discriminator.mbstd_channels=0"],
-        "discriminator.mbstd_channels=1"),
-    "mapping": ("stylegan2", ["discriminator.relu=[mapping]", "discriminator.mapping_layers=0"],
-        "discriminator.mapping_layers=1"),
-    "sgd": ("biggan", ["optimizer.generator.betas=[0.5, 0.9]", "optimizer.generator.eps=1e-6"],
-        "optimizer.generator.kind=adam"),
-    "rmsprop": ("biggan", ["optimizer.generator.betas=[0.5, 0.9]", "optimizer.generator.kind=rmsprop"],
-        "optimizer.generator.kind=adam"),
-    "penalty": ("biggan", ["objective.r1={sigma: 0.1, antithetic: true, check_every: 2, weight: 1}"],
-        "objective.r1.form=finite_difference"),
-    "adversarial": ("biggan", ["objective.adversarial={from_nimg: 5, ramp_nimg: 6, weight: 0}"],
-        "objective.adversarial.weight=1"),
-    "ada": ("biggan", ["augmentation={interval: 9, ramp_nimg: 8, p: 0.1}"], "augmentation.target=0.6"),
-    "diffaugment": ("biggan", ["augmentation={interval: 9, ramp_nimg: 8, kind: diffaugment}"], "augmentation.kind=ada"),
-    "accumulation": ("biggan", ["accumulation=4", *both_engines("accumulation=2")],
-        "engines.generator.accumulation=null"),
-    "metrics": ("pix2pix", ["metrics={names: [psnr100], every_nimg: 8, num: 100, features: {resizer: antialiased}}"],
-        "metrics.names=[fid1k]"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_a_run_of_an_earlier_version_keeps_what_has_no_effect(name, tmp_path):
-    game, given, effective = KEPT[name]
-    tree = tiny_recipe(tmp_path, *GAMES[game], *given).model_dump()
-    run = make_run(tmp_path)
-    path = run / "config.yaml"
-    path.write_text(dump_yaml(tree))
-    assert [
-        each.model_dump() for each in (read_saved_recipe(run), load_recipe(path, []), parse_saved_recipe(tree))
-    ] == [tree] * 3
-    more = ["augmentation.p=0.5"] if name == "diffaugment" else []
-    changed = flat(load_recipe(path, [effective, *more]).model_dump())
-    own, key = given[0].partition("=")[0], effective.partition("=")[0]
-    kept = {each: value for each, value in flat(tree).items() if each.startswith(own)}
-    differing = {each for each, value in kept.items() if changed[each] != value}
-    assert differing <= {key, *(text.partition("=")[0] for text in more)}
-    assert len(kept) > len(differing)
-
-
-def test_a_run_of_an_earlier_version_may_name_things_twice(tmp_path):
-    run = make_run(tmp_path)
-    tree = read_saved_recipe(run).model_dump()
-    tree.update(monitor=["csv", "tensorboard", "csv"], sample_statistics="batch", statistics="every_pass")
-    tree["metrics"] = {"names": ["fid1k", "kid1k", "FID1k ", "fid1k"], "every_nimg": 64}
-    for network in NETWORKS:
-        tree[network] = {"family": "mlp"}
-    (run / "config.yaml").write_text(dump_yaml(tree))
-    (manifest,) = run.glob("checkpoints/*/manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"recipe": tree}))
-    recipe = read_saved_recipe(run)
-    assert (recipe.monitor, recipe.metrics.names) == (["csv", "tensorboard"], ["fid1k", "kid1k"])
-    assert (recipe.sample_statistics, recipe.statistics) == ("running", "every_update")
-    for override in ("monitor=[csv, csv]", "metrics.names=[fid1k, fid1k]", "statistics=every_pass"):
-        with pytest.raises(UserError, match=rf"^{override.partition('=')[0]}: "):
-            load_recipe(run / "config.yaml", [override])
-    with pytest.raises(UserError, match=r"^metrics\.names: 'fid1k' is named twice"):
-        parse_recipe(tree)
-    (run / "config.yaml").unlink()
-    assert read_saved_recipe(run) == recipe
-    assert parse_saved_recipe(tree) == recipe

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.base import Depth, NetworkSection
@@ -52,16 +52,6 @@ class Bottleneck(Section):
     With ``lfq``, up to nine channels count together (Zhao et al. 2024, arXiv 2406.07548)."""
     levels: list[Annotated[int, Field(ge=2, le=256)]] = Field(default=[8, 5, 5, 5], min_length=1)
     """Levels of each channel of ``fsq``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _move_kmeans(cls, given: Any) -> Any:
-        """Take ``kmeans_steps`` from the averages, where runs of earlier versions have it."""
-        averages = given.get("ema") if isinstance(given, dict) else None
-        if not isinstance(averages, dict) or "kmeans_steps" not in averages:
-            return given
-        rest = {key: value for key, value in averages.items() if key != "kmeans_steps"}
-        return {"kmeans_steps": averages["kmeans_steps"], **given, "ema": rest}
 
 
 _OF_CODES = "num_codes", "normalized", "ema", "kmeans_steps", "temperature"
