@@ -9,10 +9,12 @@ Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,9 +186,8 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
                 raise
             except Exception as error:  # exporters and runtimes raise errors of many types
                 problem = f"cannot hold this generator of family {recipe.generator.family}"
-                raise UserError(
-                    "--format", form, problem, _REMEDY, f"{type(error).__name__}: {reason(error)}"
-                ) from error
+                detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"  # advice on torch's own code
+                raise UserError("--format", form, problem, _REMEDY, detail) from error
             difference = check_images(images, wanted, form)
             for path in sorted(Path(place).iterdir(), reverse=True):  # weights in a file of their own go first
                 fsync(path)
@@ -247,7 +248,8 @@ def _traced(recipe: Recipe, network: LayerStack) -> ExportedProgram:
     inputs = _inputs(recipe, _TRACED)
     batch = Dim(_BATCH)
     shapes = {name: {} if name == "psi" else {0: batch} for name in inputs}
-    with torch.no_grad():
+    # Of a program that it cannot make, torch prints all that it has made.
+    with torch.no_grad(), redirect_stderr(io.StringIO()):
         module = _module(recipe, network).eval()
         return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False)
 
