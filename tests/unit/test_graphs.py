@@ -249,8 +249,8 @@ def test_what_torch_cannot_export_is_refused(step, tmp_path, monkeypatch, capsys
     before = sorted(tmp_path.iterdir())
     assert cli.main(["export", "--run", str(run), "--out", str(tmp_path / "x.pt2")]) == 2
     assert capsys.readouterr().err == (
-        "bigsgan: --format: 'torch-export' cannot hold this generator of family mlp (NotImplementedError: no rule for "
-        "this); use --format safetensors or hub\n"
+        "bigsgan: --format: 'torch-export' cannot hold this generator of family mlp (NotImplementedError: no rule); "
+        "use --format safetensors or hub\n"
     )
     assert sorted(tmp_path.iterdir()) == before
 
