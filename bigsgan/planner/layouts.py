@@ -1,9 +1,10 @@
 """The layouts that a recipe could have on so many ranks, and which of them fits and costs least.
 
 The order of costs, cheapest first: nothing offloaded, one network's optimizer, both, the parameters too; ZeRO 0, 1 and
-2, which send weights and gradients once in an update, then pipelines, then ZeRO 3, which gathers weights for every
-pass, then networks on ranks of their own, some of which wait; without recomputation, then with it; as many
-micro-batches as the recipe has, then more and smaller ones; fewer bytes on the host; the lower ZeRO stage.
+2, which send weights and gradients once in an update, then pipelines and frozen parameters that ranks share, then ZeRO
+3, which gathers weights for every pass, then networks on ranks of their own, some of which wait; without recomputation,
+then with it; as many micro-batches as the recipe has, then more and smaller ones; fewer bytes on the host; the lower
+ZeRO stage.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from bigsgan.config.recipe import parse_saved_recipe
 from bigsgan.config.yaml_file import apply_overrides
 from bigsgan.engines.pipeline.profile import count
 from bigsgan.errors import UserError
+from bigsgan.models.build import network_on_meta
+from bigsgan.models.frozen import has_frozen
 from bigsgan.planner.activations import Traces
 from bigsgan.planner.balance import divisors, plan_balanced
 from bigsgan.planner.memory import Prediction, predict
@@ -37,6 +40,7 @@ class Kind(NamedTuple):
     stages: int = 1  # number of pipeline stages
     discriminator_file: str | None = None  # D's DeepSpeed file, if it has another
     divides: bool = False  # whether each network has ranks of its own
+    frozen: tuple[tuple[str, object], ...] = ()  # `engines.*.frozen` of networks with frozen parameters
 
 
 class Resources(NamedTuple):
@@ -118,6 +122,10 @@ _OFFLOADED = [
     Kind("ZeRO 2, all optimizers on the host", _ZERO2_OFFLOAD, _PIPELINE_TIER + 4),
     Kind("ZeRO 3, all on the host", "ds_configs/zero3_offload.json", _PIPELINE_TIER + 5),
 ]
+_FROZEN = [
+    Kind("ZeRO 2, sharing what is frozen", _ZERO2, _PIPELINE_TIER, frozen=(("sharded", True),)),
+    Kind("ZeRO 2, what is frozen on the host", _ZERO2, _PIPELINE_TIER + 3, frozen=(("offload", "cpu"),)),
+]
 
 
 class Surveyor:
@@ -138,6 +146,7 @@ class Surveyor:
         self._recipe, self.resources, self._given = load_recipe(path, list(overrides)), resources, list(overrides)
         self.directory = path.resolve().parent
         self.traces = Traces()
+        self._freezing = [n for n in self._recipe.networks if has_frozen(network_on_meta(self._recipe, n))]
 
     def survey(self) -> Survey:
         """Try all layouts."""
@@ -165,6 +174,7 @@ class Surveyor:
 
     def _kinds(self, refused: dict[str, str]) -> Iterator[Kind]:
         yield from WITHOUT_STAGES
+        yield from _FROZEN if self._freezing else ()
         networks = self._recipe.networks
         most = self._num_layers()
         for stages in _STAGES:
@@ -242,9 +252,10 @@ class Surveyor:
                 "accumulation": None,
                 "ranks": "auto" if kind.divides else None,
             }
-            changes += [
-                f"{field}.{key}={_text(value)}" for key, value in wanted.items() if getattr(engine, key) != value
-            ]
+            pairs = [(key, getattr(engine, key), value) for key, value in wanted.items()]
+            if network in self._freezing:
+                pairs += [(f"frozen.{key}", getattr(engine.frozen, key), value) for key, value in kind.frozen]
+            changes += [f"{field}.{key}={_text(value)}" for key, own, value in pairs if own != value]
         return changes
 
     def _file(self, kind: Kind, network: str) -> str:

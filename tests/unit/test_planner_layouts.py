@@ -274,3 +274,17 @@ def planned_apart(name, *options):
     done = subprocess.run(command, capture_output=True, timeout=500)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+@pytest.mark.slow
+def test_frozen_parameters_are_shared_or_go_to_the_host():
+    surveyor = Surveyor(shipped.recipe("digits_dmd2"), ["discriminator.width=256"], Resources(2, 1, GIB, None))
+    layouts = {layout.label: layout for layout in surveyor.survey().layouts}
+    whole = layouts["ZeRO 2"].prediction
+    for name, key in {"sharing what is frozen": "sharded=true", "what is frozen on the host": "offload=cpu"}.items():
+        found = layouts[f"ZeRO 2, {name}"]
+        assert f"engines.discriminator.frozen.{key}" in found.overrides
+        assert not any("generator.frozen" in text for text in found.overrides)
+        assert found.prediction.peak < whole.peak
+    assert layouts["ZeRO 2, what is frozen on the host"].prediction.on_host > whole.on_host
+    assert not any("frozen" in name for name in by_name(survey(2, GIB)[0]))
