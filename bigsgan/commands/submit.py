@@ -13,6 +13,7 @@ from pathlib import Path
 from bigsgan.commands.parsing import Commands, add_number, add_recipe, path_type
 from bigsgan.commands.planning import plan_on_ranks
 from bigsgan.config import Recipe, load_recipe
+from bigsgan.config.saved_recipe import refuse_moved
 from bigsgan.config.sweep import Task, read_sweep
 from bigsgan.errors import UserError, counted
 from bigsgan.runtime.signals import STOPPING
@@ -147,6 +148,7 @@ def _check_recipes(path: Path, tasks: list[Task], overrides: list[str], ranks: i
     for number, swept in enumerate(tasks, start=1):
         with swept.naming_line():
             recipe = load_recipe(path, swept + overrides)
+            refuse_moved(path, recipe.out, swept + overrides)
             plan_on_ranks(recipe, ranks, path)
             _check_paths(recipe)
         out = os.path.abspath(recipe.out)
