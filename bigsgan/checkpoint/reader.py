@@ -225,7 +225,7 @@ class StateEntry(SavedEntry, Protocol):
 
 @runtime_checkable
 class NewEntry(Protocol):
-    """A StateEntry that checkpoints of older versions do not have."""
+    """A StateEntry that some checkpoints do not have, such as those of an import."""
 
     def forget(self) -> None:
         """Begin anew, without a saved state."""

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
     """Add the command and its options."""
     command = commands.add_parser("train", help="train a recipe, or resume a run")
     add_recipe(command)
-    text = "resume a run although this key of its recipe has changed; may be given several times"
+    text = "resume a run although this key or section of its recipe has changed; may be given several times"
     command.add_argument("--allow-change", dest="allowed", metavar="KEY", action="append", default=[], help=text)
     text = "go back to the checkpoint at so many images; repeated after the next save, this resumes"
     add_number(command, "--nimg", int, None, text)

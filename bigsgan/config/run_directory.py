@@ -304,7 +304,7 @@ def refuse_unknown(allowed: Collection[str], recipe: Recipe) -> None:
     """Refuse keys of ``--allow-change`` that a recipe has not, for a run that has saved none.
 
     Raises:
-        UserError: A key is unknown, or is a section, in which each key has to be named.
+        UserError: A key is unknown.
     """
     _refuse_others(allowed, {*flat(recipe.model_dump()), *(f"engines.{network}.precision" for network in NETWORKS)})
 

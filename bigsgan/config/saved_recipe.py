@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bigsgan.config.sections import NETWORKS
+from bigsgan.config.yaml_file import parse_override
 from bigsgan.errors import UserError
 from bigsgan.runtime.paths import parse_json, read_text
 
 RECIPE_FILE = "config.yaml"
 """The recipe in a run directory."""
 
+_MANIFESTS = "checkpoints/[0-9]*/manifest.json"
 _MOST_MANIFEST_BYTES = 1 << 26
 
 
@@ -28,7 +30,7 @@ def recipe_of_checkpoints(run: Path) -> dict[str, Any] | None:
 
     It names the copies of its DeepSpeed files that are there, as ``config.yaml`` does.
     """
-    for path in sorted(run.glob("checkpoints/[0-9]*/manifest.json"), reverse=True):
+    for path in sorted(run.glob(_MANIFESTS), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = parse_json(read_text(path, _MOST_MANIFEST_BYTES))["recipe"]
             copies = [network for network in NETWORKS if os.path.isfile(run / copy_name(network))]
@@ -49,9 +51,9 @@ def refuse_moved(config: Path, out: str, overrides: Collection[str]) -> None:
         UserError: The directory was moved or copied, so that the recipe would begin another run at the old place.
     """
     here = config.parent
-    if config.name != RECIPE_FILE or not os.path.isdir(here / "checkpoints"):
+    if config.name != RECIPE_FILE or not any(here.glob(_MANIFESTS)):
         return
-    is_given = any(text.partition("=")[0] == "out" for text in overrides)
+    is_given = any(parse_override(text)[0] == ["out"] for text in overrides)
     if not is_given and os.path.realpath(here) != os.path.realpath(out):
         problem = f"is not the directory of {config}, which holds a run"
         raise UserError("out", out, problem, f"give out={here} to resume it, or another `out` to start a new run")

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
-_READ_AGAIN = 3
+_READ_AGAIN = 2
 """Times that a sample is read again, to see whether it is the same."""
 _OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"

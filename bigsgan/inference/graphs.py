@@ -186,7 +186,8 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
                 raise
             except Exception as error:  # exporters and runtimes raise errors of many types
                 problem = f"cannot hold this generator of family {recipe.generator.family}"
-                detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"  # advice on torch's own code
+                first = next(iter(str(error).strip().splitlines()), "")  # advice on torch's own code follows
+                detail = f"{type(error).__name__}: {first}"
                 raise UserError("--format", form, problem, _REMEDY, detail) from error
             difference = check_images(images, wanted, form)
             for path in sorted(Path(place).iterdir(), reverse=True):  # weights in a file of their own go first

@@ -116,7 +116,9 @@ def _fills_parts(module: nn.Module) -> bool:
 def _initializes(module: Any) -> bool:
     """Whether a module fills its own parameters from generators; one from outside may have a method of this name."""
     method = getattr(module, "initialize", None)
-    return method is not None and (is_ours(module) or [*inspect.signature(method).parameters] == ["generators"])
+    if not callable(method) or is_ours(module):
+        return callable(method)
+    return [*inspect.signature(method).parameters] == ["generators"]
 
 
 def filler(module: Any) -> Callable[[Generators], None] | None:

@@ -38,7 +38,8 @@ class LayerStack(nn.Module):
             before a family's own have negative numbers.
         checkpointing: Whether to recompute each layer in the backward pass instead of keeping its activations.
         is_closed: Whether each layer's outputs depend on its inputs and parameters alone, and these are whole; its
-            recomputation then costs the host less.
+            recomputation then costs the host less. Its modules, of which this is the parameters' holder, stay the same
+            from then on.
     """
 
     def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
@@ -47,6 +48,7 @@ class LayerStack(nn.Module):
         self.layers = nn.ModuleDict({str(first + i): layer for i, layer in enumerate(layers)})
         self.checkpointing = checkpointing
         self.is_closed = False
+        self._have_gradients: dict[str, dict[Any, list[bool]]] = {}
         self._modules_of = {number: list(layer.modules()) for number, layer in self.layers.items()}
         self._segmented: dict[str, list[Any]] = {
             number: [module for module in modules if is_ours(module) and hasattr(module, "segments")]
@@ -91,8 +93,20 @@ class LayerStack(nn.Module):
         if not (self.checkpointing and self.is_closed):
             return self._maybe_checkpointed_by_torch(run, *carry)
         held = (module._parameters.values() for module in self._modules_of[number])
-        parameters = (each for each in chain.from_iterable(held) if each is not None)
-        return recomputed(run, carry, parameters, Kept.contexts)
+        parameters = [each for each in chain.from_iterable(held) if each is not None]
+        # torch computes only layers again of which the backward pass reads something; hooks would run in both graphs.
+        if not parameters or any(each._backward_hooks for each in parameters):
+            return self._maybe_checkpointed_by_torch(run, *carry)
+        if not torch.is_grad_enabled():
+            return run(*carry)
+        # Which outputs have a gradient is known from a first pass of the same kind.
+        kind = getattr(run, "__name__", ""), *(each.requires_grad for each in (*parameters, *carry))
+        known = self._have_gradients.setdefault(number, {})
+        if kind not in known:
+            outputs = self._maybe_checkpointed_by_torch(run, *carry)
+            known[kind] = [each.requires_grad for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
+            return outputs
+        return recomputed(run, carry, parameters, Kept.contexts, known[kind])
 
     def _maybe_checkpointed_dual(self, number: str, segments: int, dual: Dual) -> Dual:
         # torch lets no tangent into the forward pass of a node of one's own.

@@ -230,7 +230,7 @@ def _with_known_parts(field: str, family: str, made: Any) -> Any:
             remedy = f"give it sizes, as to {kind.removeprefix('Lazy')}"
         elif isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             problem, remedy = f"has an {kind} with sparse gradients, which engines cannot average", "leave out sparse"
-        elif kind == "OptimizedModule":
+        elif kind == "OptimizedModule" and hasattr(part, "_orig_mod"):
             problem, remedy = "has a module of torch.compile", "leave that out, and set compile of its engine"
         elif isinstance(part, torch.jit.ScriptModule):
             problem, remedy = "has a module of torch.jit, which takes no hooks", "leave torch.jit out"

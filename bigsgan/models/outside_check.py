@@ -91,6 +91,9 @@ def _check(
         try:
             outputs, about = _try(recipe, network, layer, carry)
             found += about
+            if gathers:
+                _refuse_routing(network, family, layer, carry)
+            depends = _dependent(layer, carry, depends, network == "generator")
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # anything: the user's code
@@ -105,9 +108,6 @@ def _check(
             raise UserError(field, family, problem, remedy, detail) from error
         if has_tangents:
             _check_tangents(field, family, layer, carry)
-        if gathers:
-            _refuse_routing(network, family, layer, carry)
-        depends = _dependent(layer, carry, depends, network == "generator")
         with_memory(layer, "meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
@@ -326,7 +326,7 @@ def _dependent(layer: LayerStack, carry: Carry, depends: list[bool], on_paramete
 
 @contextmanager
 def _counted_gradients() -> Iterator[list[bool]]:
-    """Note each gradient that code inside the block takes."""
+    """Note each gradient that code inside the block takes by ``torch.autograd.grad``; by other ways is not seen."""
     taken, grad = list[bool](), torch.autograd.grad
 
     def noting(*args: Any, **more: Any) -> Any:

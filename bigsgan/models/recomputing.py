@@ -1,13 +1,13 @@
 """Activation checkpointing of a layer as one node of the graph (Chen et al. 2016, arXiv 1604.06174).
 
-torch's checkpoint hands each tensor that an operation saves to Python, in the forward pass and in the recomputation, so
-that any graph may cross it. A layer whose outputs depend on its inputs and its own parameters alone does not need that:
-GAT-XL's updates take a quarter less of the host's time.
+torch's checkpoint hands each tensor that an operation saves to Python, in the forward pass and in the recomputation;
+so it works for any function. A layer whose outputs depend on its inputs and its own parameters alone does not need
+that, which saves time of the host (docs/explanation/performance.md, "The host's part").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,42 +21,47 @@ def recomputed(
     carry: tuple[Tensor, ...],
     parameters: Iterable[Tensor],
     contexts: Callable[[], tuple[AbstractContextManager, AbstractContextManager]],
+    have_gradients: Sequence[bool],
 ) -> Any:
     """Return what ``run`` makes of the carry, and compute it again in the backward pass.
 
-    It may be differentiated twice, if no input depends on a parameter of the layer.
+    It may be differentiated twice, if no input depends on a parameter of the layer. Gradients of the parameters are
+    complete together, at the end of the layer's backward pass.
 
     Args:
         run: The layer: tensors to a tensor or a tuple of them. It draws nothing from torch's generators.
         carry: Its inputs.
         parameters: All parameters that it reads, whole.
         contexts: Makes those of its forward pass and of its recomputations.
+        have_gradients: Which of its outputs depend on what requires a gradient.
     """
     trained = [each for each in dict.fromkeys(parameters) if each.requires_grad]
-    if not torch.is_grad_enabled() or not (trained or any(each.requires_grad for each in carry)):
+    if not any(have_gradients):
         return run(*carry)
-    return _Recomputed.apply(run, contexts(), len(carry), *carry, *trained)
+    return _Recomputed.apply(run, contexts(), have_gradients, len(carry), *carry, *trained)
 
 
 class _Recomputed(torch.autograd.Function):
     """The node: the carry and the trained parameters are its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], contexts: Any, num: int, *inputs: Tensor) -> Any:
+    def forward(
+        ctx: Any, run: Callable[..., Any], contexts: Any, have_gradients: Sequence[bool], num: int, *inputs: Tensor
+    ) -> Any:
         ctx.run, ctx.context, ctx.num = run, contexts[1], num
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         with contexts[0]:
             outputs = run(*inputs[:num])
-        constant = {id(each) for each in inputs[:num] if not each.requires_grad}
-        ctx.mark_non_differentiable(*(each for each in _as_tuple(outputs) if id(each) in constant))
+        pairs = zip(_as_tuple(outputs), have_gradients, strict=True)
+        ctx.mark_non_differentiable(*(each for each, has_gradient in pairs if not has_gradient))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         inputs, twice = list(ctx.saved_tensors), torch.is_grad_enabled()
         with torch.enable_grad(), ctx.context:
-            for i, each in enumerate(inputs[: ctx.num]):  # the gradient is to end here, not where they come from
+            for i, each in enumerate(inputs[: ctx.num]):  # copies, at which the inner graph begins
                 inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
             outputs = _as_tuple(ctx.run(*inputs[: ctx.num]))
         both = zip(outputs, grads, strict=True)
@@ -64,11 +69,11 @@ class _Recomputed(torch.autograd.Function):
         del outputs, both  # nobody reads their numbers
         needs = [node is not None and _is_asked_for(node) for node, _ in ctx.next_functions[-len(inputs) :]]
         if not pairs:  # what follows has no gradient
-            return None, None, None, *(None for _ in needs)
+            return None, None, None, None, *(None for _ in needs)
         wanted = [each for each, is_needed in zip(inputs, needs, strict=True) if is_needed]
         ends, at_ends = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(ends, wanted, at_ends, create_graph=twice, allow_unused=True))
-        return None, None, None, *(next(found) if is_needed else None for is_needed in needs)
+        return None, None, None, None, *(next(found) if is_needed else None for is_needed in needs)
 
 
 def _is_asked_for(node: Any) -> bool:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ CHARTS = {
 
 
 _AXIS = "The step is the number of images seen."
+
+_MOST_UNWRITTEN = 10_000
+"""Reports that TensorBoard catches up when there is room again."""
 
 
 class Sink(Protocol):
@@ -213,7 +217,7 @@ class TensorBoard:
     def __init__(self, directory: Path, resume_nimg: int) -> None:
         self._directory = directory
         self._writer: SummaryWriter | None = None
-        self._unwritten: list[tuple[dict[str, float], int]] = []  # reports for which there was no room
+        self._unwritten = deque[tuple[dict[str, float], int]](maxlen=_MOST_UNWRITTEN)
         # TensorBoard also hides the purged step itself; the reports at resume_nimg stay.
         self._purge_step: int | None = resume_nimg + 1
         with self._open():
@@ -256,7 +260,8 @@ class TensorBoard:
 
     def rewind(self, nimg: int) -> None:
         """Hide reports after ``nimg`` images, from the next call on."""
-        self._unwritten = [(metrics, step) for metrics, step in self._unwritten if step <= nimg]
+        kept = [(metrics, step) for metrics, step in self._unwritten if step <= nimg]
+        self._unwritten = deque(kept, maxlen=_MOST_UNWRITTEN)
         self._purge_step = nimg + 1
         self.close()
 

@@ -87,7 +87,8 @@ class Traces:
         checkpointing = plan.engines[network].section.activation_checkpointing
         key = self._key(plan, network), mode, segments
         is_node, file = has_closed_layers(plan.recipe, network), plan.engines[network].file
-        together = DTYPES[file.precision].itemsize if is_node and file.stage < 3 else 0
+        is_node &= file.stage < 3 and mode != "train with tangents"
+        together = DTYPES[file.precision].itemsize if is_node else 0
         whole_key = (*key, num_samples, bounds, checkpointing, together)
         found = self._passes.get(whole_key)
         if found is None:

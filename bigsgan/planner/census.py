@@ -39,9 +39,15 @@ class Stretch:
         starts = [0, *(np.flatnonzero(np.diff(self.arrived)) + 1).tolist()]
         return Stretch(np.maximum.reduceat(self.live, starts), self.arrived[starts])
 
-    def arriving_at_its_end(self, element: int) -> Stretch:
-        """The same stretch if it holds all gradients until its end, with so many bytes an element."""
+    def of_a_node(self, element: int, given: Iterable[tuple[int, int]]) -> Stretch:
+        """The same backward stretch if it lets nothing go that it was given or is to give before its end.
+
+        Gradients of parameters take so many bytes an ``element``. ``given`` are the bytes of each gradient that it
+        begins with, and the moment at which it goes.
+        """
         live, arrived = self.live + self.arrived * element, np.zeros_like(self.arrived)
+        for num_bytes, moment in given:
+            live[moment:] += num_bytes
         return Stretch(np.append(live, self.live[-1]), np.append(arrived, self.arrived[-1]))
 
     def until(self, moment: int) -> Stretch:

@@ -49,6 +49,8 @@ class LayerTape(NamedTuple):
     # and those of `outs` that are kept.
     backward: Stretch
     saves: bool  # whether its graph keeps any tensor, so that a checkpointed layer is computed again
+    has_parameters: bool
+    given: tuple[tuple[int, int], ...]  # bytes of each gradient that `backward` begins with, and when it goes
 
 
 def trace_layers(
@@ -153,7 +155,14 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         ins = [weakref.ref(t.untyped_storage()) for t in carry]
         entries = _entries(outs, carry)
         references = [weakref.ref(t.untyped_storage()) for t in outs]
-        sink = _Sink.apply(*(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
+        given: list[tuple[int, list[int], Any]] = []
+
+        def watch(gradient: Tensor) -> None:
+            storage, end = gradient.untyped_storage(), list[int]()
+            # Called before the census notes that the storage has gone.
+            given.append((storage.nbytes(), end, weakref.ref(storage, lambda _: end.append(census.num_moments))))
+
+        sink = _Sink.apply(watch, *(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
         del carry, outs
         is_kept = [ref() is not None for ref in ins]
         entries = [e._replace(kept=ref() is not None) for e, ref in zip(entries, references, strict=True)]
@@ -167,7 +176,10 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
     last = len(backward.live) - 1
     keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
     recomputed, saves = forward.until(max(saved)), len(saved) > 1
-    return LayerTape(keeps_in, tuple(entries), kept, plain, forward, recomputed, backward, saves), found
+    has_parameters = any(True for _ in part.parameters())
+    gone = tuple((num_bytes, end[0]) for num_bytes, end, _ in given if end)
+    tape = LayerTape(keeps_in, tuple(entries), kept, plain, forward, recomputed, backward, saves, has_parameters, gone)
+    return tape, found
 
 
 def _entries(outs: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Entry]:
@@ -220,10 +232,13 @@ class _Sink(torch.autograd.Function):
     """A scalar that holds none of the tensors it depends on; their gradients appear when it is differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        ctx.specs = [TensorSpec(t.shape, t.dtype) for t in tensors]
+    def forward(ctx: Any, watch: Callable[[Tensor], None], *tensors: Tensor) -> Tensor:
+        ctx.watch, ctx.specs = watch, [TensorSpec(t.shape, t.dtype) for t in tensors]
         return torch.zeros((), device=_META)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple(spec.empty(_META) for spec in ctx.specs)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        made = [spec.empty(_META) for spec in ctx.specs]
+        for each in made:
+            ctx.watch(each)
+        return None, *made

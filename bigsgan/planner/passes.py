@@ -38,8 +38,8 @@ class Passes:
         Args:
             tapes: The layers.
             checkpointing: Whether each is recomputed in the backward pass.
-            together: Bytes of an element of a gradient, if a recomputed layer hands those of its parameters over at the
-                end of its backward pass; 0 if each arrives when it is complete.
+            together: Bytes of an element of a gradient, if a recomputed layer with parameters is one node, which hands
+                its gradients over at the end of its backward pass; 0 if it is none.
         """
         self._tapes, self._checkpointing, self._together = tapes, checkpointing, together
         self._carries, self._sizes = _number_tensors(tapes)
@@ -60,7 +60,7 @@ class Passes:
             came_in, returned = self._carries[i], self._carries[i + 1]
             ends: Sequence[int | None] = tape.keeps_in
             if self._checkpointing:  # a layer is not recomputed if its graph needs nothing
-                ends = [0 if tape.saves else None] * len(came_in)
+                ends = [0 if tape.saves or self._is_node(tape) else None] * len(came_in)
             ins.append({number for number, end in zip(came_in, ends, strict=True) if end is not None})
             kept_outs = {number for number, e in zip(returned, tape.outs, strict=True) if e.kept and e.alias is None}
             outs.append(set() if self._checkpointing else kept_outs)
@@ -82,14 +82,17 @@ class Passes:
             backward = tape.backward
             if self._checkpointing:
                 gradients = sum(entry.gradient for entry in tape.outs)
-                again = tape.forward if self._together else tape.recomputed
+                again = tape.forward if self._is_node(tape) else tape.recomputed
                 steps.append(again.above(held + gradients, arrived))
-                backward = backward.arriving_at_its_end(self._together) if self._together else backward
+                backward = backward.of_a_node(self._together, tape.given) if self._is_node(tape) else backward
             elif i == len(self._tapes) - 1:
                 held -= sum(entry.size for entry in tape.outs if entry.kept and entry.alias is None)
             steps.append(self._without_released(i, backward.above(held, arrived)))
             arrived += int(tape.backward.arrived[-1])
         return join(steps)
+
+    def _is_node(self, tape: LayerTape) -> bool:
+        return self._together > 0 and tape.has_parameters
 
     def _without_released(self, layer: int, backward: Stretch) -> Stretch:
         """Subtract each input from the moment on at which no graph keeps it."""

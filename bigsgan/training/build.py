@@ -97,8 +97,8 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     """
     recipe = plan.recipe
     sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
-    gathered = [n for n in NETWORKS if plan.engines[n].file.stage == 3 or frozen_layout(plan, n).num_ranks > 1]
-    gathered = gathered if plan.world_size > 1 else []
+    stages = {n: plan.engines[n].file.stage if plan.placement(n).num_replicas > 1 else 0 for n in NETWORKS}
+    gathered = [n for n in NETWORKS if stages[n] == 3 or frozen_layout(plan, n).num_ranks > 1]
     by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered))
     own = by_each(comm, lambda: Own.of(recipe, comm.device()))
     if start.initial is not None:

@@ -110,7 +110,7 @@ QUICK = ("gat",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("checkpointing, is_closed", [(False, False), (True, True), (True, False)])
 @pytest.mark.parametrize(
     "family",
     [
@@ -119,7 +119,7 @@ QUICK = ("gat",)
         *(f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TINY_GAMES if f != "cyclegan"),
     ],
 )
-def test_layers_make_a_whole(tmp_path, family, checkpointing):
+def test_layers_make_a_whole(tmp_path, family, checkpointing, is_closed):
     plan = tiny_plan(tmp_path, 1, ["batch=16", *TINY_GAMES.get(family, [])], {})
     for network, mode, segments in (
         ("generator", "train", 1),
@@ -129,9 +129,10 @@ def test_layers_make_a_whole(tmp_path, family, checkpointing):
         stack = build_on_meta(plan, network)
         stack.checkpointing = False
         inputs = list(meta_inputs(plan, network, 16 * segments))
-        passes = Passes(trace_layers(stack, inputs, mode, segments), checkpointing)
-        stack.checkpointing = checkpointing
+        passes = Passes(trace_layers(stack, inputs, mode, segments), checkpointing, 4 if is_closed else 0)
+        stack.checkpointing, stack.is_closed = checkpointing, is_closed
         inputs[0].requires_grad_(mode == "judge")
+        stack(*inputs, segments=segments)  # from which it knows what has gradients
         found = whole(stack, inputs, segments)
         predicted = {name: getattr(passes, name).peak for name in ("plain", "forward", "backward")}
         predicted |= {"kept": passes.kept, "arrived": int(passes.backward.arrived[-1])}

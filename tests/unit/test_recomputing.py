@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from bigsgan.doctor.games import DMD2
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack, initialize
 from tests.tiny import TINY_GAMES, awake, tiny_plan
 
-GAMES = {"biggan": [], **TINY_GAMES}
+GAMES = {"biggan": [], **TINY_GAMES, "dmd2": DMD2}
 NUM = 4
 
 
@@ -28,6 +29,7 @@ def passed(tmp_path, network, game, recomputes):
         if each.is_floating_point():
             each.normal_(generator=draw)
     inputs[0].requires_grad_()
+    stack(*inputs)  # from which it knows what has gradients
     with moving_state(stack.stateful_layers(), True):
         output = stack(*inputs)
     (output * torch.randn(output.shape, generator=draw)).sum().backward()
@@ -55,9 +57,13 @@ class Scaled(nn.Module):
         return x * self.scale * self.tied, *rest
 
 
-def stack_of(*layers):
+def stack_of(*layers, carry):
+    """Layers that are nodes from now on, as a pass of the same kind has told what has gradients."""
     network = LayerStack(list(layers), checkpointing=True)
     network.is_closed = True
+    network.fold(*carry)
+    for layer in layers:
+        layer.calls = 0
     return network
 
 
@@ -66,7 +72,8 @@ def test_a_tied_parameter_and_what_passes_through():
     first, second = Scaled(), Scaled()
     x, constant = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0])
     beside, labels = torch.tensor([7.0], requires_grad=True), torch.tensor([1])
-    outputs = stack_of(first, second).fold(x, beside, constant, labels)
+    carry = x, beside, constant, labels
+    outputs = stack_of(first, second, carry=carry).fold(*carry)
     assert [each.requires_grad for each in outputs] == [True, True, False, False]
     torch.testing.assert_close([each.item() for each in outputs], [2.0 * 81, 7.0, 5.0, 1])
     (outputs[0] + 2 * outputs[1]).backward()
@@ -75,9 +82,35 @@ def test_a_tied_parameter_and_what_passes_through():
     assert (first.calls, second.calls) == (2, 2)
 
 
+def test_hooks_of_a_parameter_run_once():
+    layer, x = Scaled(), torch.tensor([2.0])
+    layer.scale.register_hook(lambda grad: 2 * grad)
+    stack_of(layer, carry=(x,))(x).backward()
+    assert layer.scale.grad.item() == 2 * 12
+
+
+def test_layers_without_parameters_are_recomputed_only_where_they_are_read():
+    """As a frozen teacher's, which D's images pass by."""
+
+    class Teacher(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            with torch.no_grad():
+                read = x.square()
+            return x, read
+
+    x = torch.tensor([2.0], requires_grad=True)
+    teacher = Teacher()
+    outputs = stack_of(Scaled(), teacher, carry=(x,)).fold(x)
+    outputs[0].backward()
+    assert (x.grad.item(), teacher.calls) == (9, 1)
+
+
 def test_layers_are_recomputed_only_for_gradients():
     layer, x = Scaled(), torch.tensor([2.0])
-    network = stack_of(layer)
+    network = stack_of(layer, carry=(x,))
     with torch.no_grad():
         network(x)
     layer.scale.requires_grad_(False)
@@ -94,7 +127,7 @@ def test_layers_are_recomputed_only_for_gradients():
 def test_it_is_differentiated_twice():
     """d/ds (d(x s^2)/dx) = 2 s, through an input that depends on another entry of the carry."""
     layer, x = Scaled(), torch.tensor([2.0], requires_grad=True)
-    output, beside = stack_of(layer).fold(x, x.square())
+    output, beside = stack_of(layer, carry=(x, x.square())).fold(x, x.square())
     (grad,) = torch.autograd.grad(output + beside, x, create_graph=True)
     assert grad.item() == 9 + 4
     grad.backward()
@@ -110,7 +143,7 @@ def test_gradients_that_nobody_asks_for_are_not_computed():
         return grad(ends, wanted, *more, **options)
 
     for asked, num in ((x, 1), (layer.scale, 1), ([x, layer.scale], 2)):
-        output = stack_of(layer)(x)
+        output = stack_of(layer, carry=(x,))(x)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.autograd, "grad", noting)
             grad(output, asked)
@@ -131,6 +164,23 @@ class Stopped(torch.autograd.Function):
 
 def test_nothing_follows_that_has_a_gradient():
     layer, x = Scaled(), torch.tensor([2.0], requires_grad=True)
-    Stopped.apply(stack_of(layer)(x)).backward()
+    Stopped.apply(stack_of(layer, carry=(x,))(x)).backward()
     assert x.grad is None
     assert layer.scale.grad is None
+
+
+def test_what_follows_from_constants_alone_stays_constant():
+    """Beside what has a gradient, as an embedding of labels where D is frozen."""
+
+    class Embeds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.tensor([[3.0]]), requires_grad=False)
+
+        def forward(self, x, labels):
+            return x, self.table[labels]
+
+    x = torch.tensor([2.0], requires_grad=True)
+    carry = x, torch.tensor([0])
+    for network in (stack_of(Embeds(), carry=carry), stack_of(Embeds(), Scaled(), carry=carry)):
+        assert [each.requires_grad for each in network.fold(*carry)] == [True, False]

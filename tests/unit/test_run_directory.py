@@ -181,11 +181,14 @@ def test_a_section_that_only_one_recipe_has_is_named_once():
 
 def test_the_recipe_of_a_moved_run_begins_no_other_run(tmp_path):
     moved = tmp_path / "moved"
-    (moved / "checkpoints").mkdir(parents=True)
+    checkpoint = moved / "checkpoints" / f"{64:012d}"
+    checkpoint.mkdir(parents=True)
     config = moved / "config.yaml"
+    refuse_moved(config, "runs/old", [])  # another program's
+    (checkpoint / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=rf"^out: 'runs/old' is not the directory of {config}, which holds a run; give"):
         refuse_moved(config, "runs/old", ["batch=8"])
-    refuse_moved(config, "runs/old", ["out=runs/old"])
+    refuse_moved(config, "runs/old", [" out=runs/old"])
     refuse_moved(config, str(tmp_path / "." / "moved"), [])
     refuse_moved(moved / "other.yaml", "runs/old", [])
 
