@@ -40,7 +40,7 @@ _MOST_MANIFEST_BYTES = 1 << 26
 _MOST_COUNT = 1 << 63
 _MANIFEST_TYPES = {
     "format": int, "nimg": int, "world_size": int, "layout": dict, "recipe": dict, "metrics": dict, "numbers": dict,
-    "kinds": dict, "files": dict, "sha256": str,
+    "kinds": dict, "files": dict, "holders": dict, "sha256": str,
 }  # fmt: skip
 
 Choice = TypeVar("Choice")

@@ -74,7 +74,7 @@ def test_what_rank_0_meets_for_all_is_answered_once(tmp_path):
     checkpoint.mkdir(parents=True)
     layout = {f"{network}.precision": "fp32" for network in ("generator", "discriminator")}
     manifest = {"format": 2, "nimg": 64, "world_size": 2, "layout": layout, "recipe": recipe.model_dump()}
-    manifest.update({key: {} for key in ("metrics", "numbers", "kinds", "files")})
+    manifest.update({key: {} for key in ("metrics", "numbers", "kinds", "files", "holders")})
     (checkpoint / "manifest.json").write_text(json.dumps(sealed(manifest)))
     (tmp_path / "run" / "config.yaml").write_text(recipe.to_yaml())
     result = launch("torchrun", tmp_path, "--config", "tiny.yaml", "out=run", "batch=16")
