@@ -224,7 +224,7 @@ def load_recipe(path: Path, overrides: list[str], data_root: str | None = None, 
     if data_root is not None:
         apply_override(tree, ["data", "root"], data_root)
     plugins.give(tree if is_given else [parse_override(text)[1] for text in overrides])
-    return _parse(tree)
+    return parse_saved_recipe(tree)
 
 
 def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
@@ -233,7 +233,10 @@ def parse_saved_recipe(tree: dict[str, Any]) -> Recipe:
     Raises:
         UserError: A key or a value is invalid.
     """
-    return _parse(tree)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise explain(error, Recipe) from None
 
 
 def parse_recipe(tree: dict[str, Any]) -> Recipe:
@@ -243,14 +246,7 @@ def parse_recipe(tree: dict[str, Any]) -> Recipe:
         UserError: A key or a value is invalid.
     """
     plugins.give(tree)
-    return _parse(tree)
-
-
-def _parse(tree: dict[str, Any]) -> Recipe:
-    try:
-        return Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise explain(error, Recipe) from None
+    return parse_saved_recipe(tree)
 
 
 def _check_recipe(recipe: Recipe) -> None:

@@ -45,6 +45,7 @@ from bigsgan.models import dual
 from bigsgan.models.build import build_network, initial_seed, network_on_meta
 from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
+from bigsgan.models.ours import is_ours
 from bigsgan.models.precision import avoid_fp16_on_a_cpu
 from bigsgan.monitor import NOTICE
 from bigsgan.monitor.logs import keeping_notices
@@ -186,7 +187,7 @@ def _tell_of_spectral_norm(plan: RunPlan, network: str, stack: LayerStack) -> No
 
 def _is_foreign(module: nn.Module) -> bool:
     """Return whether a module has parameters and is none of the package's."""
-    return any(True for _ in module.parameters(recurse=False)) and not type(module).__module__.startswith("bigsgan.")
+    return any(True for _ in module.parameters(recurse=False)) and not is_ours(module)
 
 
 def _offload_to_nvme(plan: RunPlan, network: str, config: dict[str, Any]) -> Callable[[], None]:

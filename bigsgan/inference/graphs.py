@@ -57,38 +57,33 @@ Run = Callable[[Inputs], Tensor]
 
 
 class _Graph(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, draws: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self._draws = network, draws
+
+    def _made(self, first: Tensor, labels: Tensor) -> Tensor:
+        return self.network(first, labels, *([_zeros(first)] if self._draws else []))  # seeds
 
 
-class _Unlabelled(_Graph):
-    """Latents (N, Z), or input images (N, C_in, H, W) in [-1, 1] -> images (N, C, H, W)."""
-
-    def __init__(self, network: LayerStack, draws: bool) -> None:
-        super().__init__(network)
-        self._num_zeros = 1 + draws  # labels, and seeds
+class _Latents(_Graph):
+    """Latents (N, Z) -> images (N, C, H, W)."""
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.network(z, *[_zeros(z)] * self._num_zeros)
-
-
-class _Images(_Unlabelled):
-    """The same with another name of the input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
+        return self._made(z, _zeros(z))
 
 
 class _Classes(_Graph):
     """Latents (N, Z), labels (N,) int64 or (N, K) float32 -> images (N, C, H, W)."""
 
-    def __init__(self, network: LayerStack, draws: bool) -> None:
-        super().__init__(network)
-        self._num_zeros = int(draws)  # seeds
-
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.network(z, y, *[_zeros(z)] * self._num_zeros)
+        return self._made(z, y)
+
+
+class _Translated(_Graph):
+    """Input images (N, C_in, H, W) in [-1, 1] -> images (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._made(x, _zeros(x))
 
 
 class _ClassStyles(nn.Module):
@@ -201,13 +196,13 @@ def write_graph(recipe: Recipe, network: LayerStack, form: str, header: Mapping[
 def _module(recipe: Recipe, network: LayerStack) -> nn.Module:
     data, draws = recipe.data, recipe.generator.draws and not recipe.generator.reads_times
     if recipe.translates:
-        return _Images(network, draws)
+        return _Translated(network, draws)
     styles: nn.Module | None = None
     if has_psi(recipe):
         by_class = partial(_TruncatedClasses, num_classes=data.num_classes)
         styles = (_ClassStyles if recipe.generator.has_styles else by_class)(network)
     if not data.condition_width:
-        return _Unlabelled(network, draws) if styles is None else _Styles(styles)
+        return _Latents(network, draws) if styles is None else _Styles(styles)
     labelled = styles or _Classes(network, draws)
     return labelled if data.has_vectors else _OfClasses(labelled, data.num_classes)
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bigsgan.models.initial import make_buffer
 from bigsgan.models.layers import StatefulLayer
 from bigsgan.models.network import LayerStack
-from bigsgan.models.ours import is_ours
+from bigsgan.models.ours import has_our_attributes
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -77,7 +77,7 @@ def convert(network: LayerStack, dtype: torch.dtype) -> None:
     for layer in network.layers.values():
         as_made = hasattr(layer, "types_differ")
         for module in layer.modules():
-            if _keeps_reading(module) or (is_ours(module) and getattr(module, "is_float32", False)):
+            if _keeps_reading(module) or (has_our_attributes(module) and getattr(module, "is_float32", False)):
                 continue
             for name in _names(module):
                 tensor = module.get_buffer(name)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bigsgan.errors import UserError
-from bigsgan.models.ours import is_ours
+from bigsgan.models.ours import has_our_attributes
 
 Module = TypeVar("Module", bound=nn.Module)
 Generators = Callable[[str], torch.Generator]
@@ -110,13 +110,13 @@ def parts_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
 
 
 def _fills_parts(module: nn.Module) -> bool:
-    return is_ours(module) and hasattr(module, "fills_parts")
+    return has_our_attributes(module) and hasattr(module, "fills_parts")
 
 
 def _initializes(module: Any) -> bool:
     """Whether a module fills its own parameters from generators; one from outside may have a method of this name."""
     method = getattr(module, "initialize", None)
-    if not callable(method) or is_ours(module):
+    if not callable(method) or has_our_attributes(module):
         return callable(method)
     return [*inspect.signature(method).parameters] == ["generators"]
 

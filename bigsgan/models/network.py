@@ -23,8 +23,8 @@ from bigsgan.images.cosines import from_cosines
 from bigsgan.models.dual import Dual, differentiate, flat
 from bigsgan.models.initial import filler, is_spoilt, named_fillable, parts_of, refuse_unfilled, spoil, tensors_of
 from bigsgan.models.layers import Kept, SpectralLayer, StatefulLayer, TwiceDifferentiable
-from bigsgan.models.ours import is_ours
-from bigsgan.models.recomputing import recomputed
+from bigsgan.models.ours import has_our_attributes
+from bigsgan.models.recomputing import as_tuple, recomputed
 from bigsgan.models.transformer import Block, Linear
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager]
@@ -38,8 +38,7 @@ class LayerStack(nn.Module):
             before a family's own have negative numbers.
         checkpointing: Whether to recompute each layer in the backward pass instead of keeping its activations.
         is_closed: Whether each layer's outputs depend on its inputs and parameters alone, and these are whole; its
-            recomputation then costs the host less. Its modules, of which this is the parameters' holder, stay the same
-            from then on.
+            recomputation then costs the host less. No module of a layer is replaced after the construction.
     """
 
     def __init__(self, layers: list[nn.Module], checkpointing: bool = False, first: int = 0) -> None:
@@ -51,7 +50,7 @@ class LayerStack(nn.Module):
         self._have_gradients: dict[str, dict[Any, list[bool]]] = {}
         self._modules_of = {number: list(layer.modules()) for number, layer in self.layers.items()}
         self._segmented: dict[str, list[Any]] = {
-            number: [module for module in modules if is_ours(module) and hasattr(module, "segments")]
+            number: [module for module in modules if has_our_attributes(module) and hasattr(module, "segments")]
             for number, modules in self._modules_of.items()
         }
 
@@ -92,19 +91,19 @@ class LayerStack(nn.Module):
     def _maybe_checkpointed(self, number: str, run: Callable[..., Any], *carry: Tensor) -> Any:
         if not (self.checkpointing and self.is_closed):
             return self._maybe_checkpointed_by_torch(run, *carry)
+        if not torch.is_grad_enabled():
+            return run(*carry)
         held = (module._parameters.values() for module in self._modules_of[number])
         parameters = [each for each in chain.from_iterable(held) if each is not None]
         # torch computes only layers again of which the backward pass reads something; hooks would run in both graphs.
         if not parameters or any(each._backward_hooks for each in parameters):
             return self._maybe_checkpointed_by_torch(run, *carry)
-        if not torch.is_grad_enabled():
-            return run(*carry)
         # Which outputs have a gradient is known from a first pass of the same kind.
         kind = getattr(run, "__name__", ""), *(each.requires_grad for each in (*parameters, *carry))
         known = self._have_gradients.setdefault(number, {})
         if kind not in known:
             outputs = self._maybe_checkpointed_by_torch(run, *carry)
-            known[kind] = [each.requires_grad for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
+            known[kind] = [each.requires_grad for each in as_tuple(outputs)]
             return outputs
         return recomputed(run, carry, parameters, Kept.contexts, known[kind])
 
@@ -195,7 +194,9 @@ def frozen_tensors(network: nn.Module) -> list[Tensor]:
 
 def frozen_programs(network: nn.Module) -> list[list[Tensor] | None]:
     """List what each frozen program of layers holds; None for one that cannot be counted."""
-    found: list[Any] = [getattr(module, "frozen_program", ()) for module in network.modules() if is_ours(module)]
+    found: list[Any] = [
+        getattr(module, "frozen_program", ()) for module in network.modules() if has_our_attributes(module)
+    ]
     return [each for each in found if each != ()]
 
 

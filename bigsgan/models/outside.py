@@ -33,6 +33,7 @@ from bigsgan.models.frozen import Reads, freeze, types_as_made
 from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
+from bigsgan.models.ours import is_ours
 from bigsgan.models.precision import full
 
 Make = Callable[[], Any]
@@ -313,7 +314,7 @@ def _prepared(made: Any) -> Any:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("bigsgan.") and not isinstance(module, GlobalBatchNorm)
+    return is_ours(module) and not isinstance(module, GlobalBatchNorm)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -35,9 +35,9 @@ def recomputed(
         contexts: Makes those of its forward pass and of its recomputations.
         have_gradients: Which of its outputs depend on what requires a gradient.
     """
-    trained = [each for each in dict.fromkeys(parameters) if each.requires_grad]
     if not any(have_gradients):
         return run(*carry)
+    trained = [each for each in dict.fromkeys(parameters) if each.requires_grad]
     return _Recomputed.apply(run, contexts(), have_gradients, len(carry), *carry, *trained)
 
 
@@ -53,7 +53,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with contexts[0]:
             outputs = run(*inputs[:num])
-        pairs = zip(_as_tuple(outputs), have_gradients, strict=True)
+        pairs = zip(as_tuple(outputs), have_gradients, strict=True)
         ctx.mark_non_differentiable(*(each for each, has_gradient in pairs if not has_gradient))
         return outputs
 
@@ -63,7 +63,7 @@ class _Recomputed(torch.autograd.Function):
         with torch.enable_grad(), ctx.context:
             for i, each in enumerate(inputs[: ctx.num]):  # copies, at which the inner graph begins
                 inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
-            outputs = _as_tuple(ctx.run(*inputs[: ctx.num]))
+            outputs = as_tuple(ctx.run(*inputs[: ctx.num]))
         both = zip(outputs, grads, strict=True)
         pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
         del outputs, both  # nobody reads their numbers
@@ -84,5 +84,6 @@ def _is_asked_for(node: Any) -> bool:
         return True
 
 
-def _as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    """Return what a layer returns as a tuple."""
     return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -260,8 +260,8 @@ class TensorBoard:
 
     def rewind(self, nimg: int) -> None:
         """Hide reports after ``nimg`` images, from the next call on."""
-        kept = [(metrics, step) for metrics, step in self._unwritten if step <= nimg]
-        self._unwritten = deque(kept, maxlen=_MOST_UNWRITTEN)
+        while self._unwritten and self._unwritten[-1][1] > nimg:
+            self._unwritten.pop()
         self._purge_step = nimg + 1
         self.close()
 

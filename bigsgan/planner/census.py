@@ -97,7 +97,7 @@ class Census(TorchDispatchMode):
         super().__init__()
         self.held = self._arrived = 0
         self.goes_backward = False
-        self._known: dict[int, weakref.ref] = {}
+        self._known: dict[int, tuple[weakref.ref, list[int]]] = {}
         self._shapes: set[torch.Size] = set()
         self._moments: list[tuple[int, int]] = [(0, 0)]
 
@@ -130,6 +130,10 @@ class Census(TorchDispatchMode):
         """Count storages as 0 bytes; each list returned gets the moment since ``take`` at which its storage goes."""
         return [self._know(tensor.untyped_storage(), 0) for tensor in tensors]
 
+    def ends(self, tensors: Sequence[Tensor]) -> list[list[int]]:
+        """Return a list for each tensor that counts, which gets the moment since ``take`` at which its storage goes."""
+        return [self._known[id(tensor.untyped_storage())][1] for tensor in tensors]
+
     def gradient_arrived(self, numel: int) -> None:
         """Note that the gradient of a parameter is complete."""
         self._arrived += numel
@@ -160,7 +164,7 @@ class Census(TorchDispatchMode):
     def _know(self, storage: torch.UntypedStorage, size: int) -> list[int]:
         """Subtract a storage's size when it goes; the list returned then gets the moment, if the storage is new."""
         end: list[int] = []
-        self._known.setdefault(id(storage), weakref.ref(storage, partial(self._forget, id(storage), size, end)))
+        self._known.setdefault(id(storage), (weakref.ref(storage, partial(self._forget, id(storage), size, end)), end))
         return end
 
     def _forget(self, key: int, size: int, end: list[int], _: Any) -> None:

@@ -155,12 +155,11 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
         ins = [weakref.ref(t.untyped_storage()) for t in carry]
         entries = _entries(outs, carry)
         references = [weakref.ref(t.untyped_storage()) for t in outs]
-        given: list[tuple[int, list[int], Any]] = []
+        given: list[tuple[int, list[int]]] = []
 
-        def watch(gradient: Tensor) -> None:
-            storage, end = gradient.untyped_storage(), list[int]()
-            # Called before the census notes that the storage has gone.
-            given.append((storage.nbytes(), end, weakref.ref(storage, lambda _: end.append(census.num_moments))))
+        def watch(gradients: Sequence[Tensor]) -> None:
+            sizes = [each.untyped_storage().nbytes() for each in gradients]
+            given.extend(zip(sizes, census.ends(gradients), strict=True))
 
         sink = _Sink.apply(watch, *(t for t in outs if t.requires_grad)) if any(c.tracked for c in found) else None
         del carry, outs
@@ -177,7 +176,7 @@ def _trace_layer(part: LayerStack, came_in: Sequence[_Carried], segments: int) -
     keeps_in = tuple((end[0] if end else last) if kept_in else None for kept_in, end in zip(is_kept, ends, strict=True))
     recomputed, saves = forward.until(max(saved)), len(saved) > 1
     has_parameters = any(True for _ in part.parameters())
-    gone = tuple((num_bytes, end[0]) for num_bytes, end, _ in given if end)
+    gone = tuple((num_bytes, end[0]) for num_bytes, end in given if end)
     tape = LayerTape(keeps_in, tuple(entries), kept, plain, forward, recomputed, backward, saves, has_parameters, gone)
     return tape, found
 
@@ -232,13 +231,12 @@ class _Sink(torch.autograd.Function):
     """A scalar that holds none of the tensors it depends on; their gradients appear when it is differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, watch: Callable[[Tensor], None], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, watch: Callable[[Sequence[Tensor]], None], *tensors: Tensor) -> Tensor:
         ctx.watch, ctx.specs = watch, [TensorSpec(t.shape, t.dtype) for t in tensors]
         return torch.zeros((), device=_META)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         made = [spec.empty(_META) for spec in ctx.specs]
-        for each in made:
-            ctx.watch(each)
+        ctx.watch(made)
         return None, *made

@@ -79,12 +79,12 @@ class Passes:
         steps, arrived = [], 0
         for i in reversed(range(len(self._tapes))):
             tape, held = self._tapes[i], self._kept_by(i, i + 1)
-            backward = tape.backward
+            again, backward = tape.recomputed, tape.backward
+            if self._is_node(tape):
+                again, backward = tape.forward, backward.of_a_node(self._together, tape.given)
             if self._checkpointing:
                 gradients = sum(entry.gradient for entry in tape.outs)
-                again = tape.forward if self._is_node(tape) else tape.recomputed
                 steps.append(again.above(held + gradients, arrived))
-                backward = backward.of_a_node(self._together, tape.given) if self._is_node(tape) else backward
             elif i == len(self._tapes) - 1:
                 held -= sum(entry.size for entry in tape.outs if entry.kept and entry.alias is None)
             steps.append(self._without_released(i, backward.above(held, arrived)))
@@ -92,7 +92,7 @@ class Passes:
         return join(steps)
 
     def _is_node(self, tape: LayerTape) -> bool:
-        return self._together > 0 and tape.has_parameters
+        return self._checkpointing and self._together > 0 and tape.has_parameters
 
     def _without_released(self, layer: int, backward: Stretch) -> Stretch:
         """Subtract each input from the moment on at which no graph keeps it."""
