@@ -63,7 +63,7 @@ def build_network(recipe: Recipe, network: str) -> LayerStack:
 def has_closed_layers(recipe: Recipe, network: str) -> bool:
     """Return ``LayerStack.is_closed`` of a network: of none, until a GPU has timed what a node costs the device.
 
-    It computes a layer's last operations again too, 3 % more bytes of GAT-B's update, which torch's checkpoint stops at.
+    It computes a layer's last operations again too, 3 % more bytes of GAT-B's update, where torch stops.
     """
     return False
 
