@@ -23,6 +23,7 @@ from bigsgan.models import plain
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.precision import full
+from bigsgan.models.recomputing import last_sum
 from bigsgan.models.transformer import Block, Linear, Modulation, Positions, SelfAttention, images_of, patches_of
 
 _EPSILON = 1e-6
@@ -63,7 +64,7 @@ class DiTBlock(Block):
         """(N, T, W), (N, W) -> the same."""
         shift, scale, gate, shift_after, scale_after, gate_after = self.modulation(c)
         x = x + gate * self.attention(modulated(x, shift, scale))
-        return x + gate_after * self.perceptron(modulated(x, shift_after, scale_after)), c, *read
+        return last_sum(x, gate_after, self.perceptron(modulated(x, shift_after, scale_after))), c, *read
 
 
 def standardized(x: Tensor) -> Tensor:

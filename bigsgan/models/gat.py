@@ -28,10 +28,11 @@ from bigsgan.models import noise
 from bigsgan.models.initial import Generators, draw_normal
 from bigsgan.models.plain import Embedding
 from bigsgan.models.precision import full
+from bigsgan.models.recomputing import last_sum
 from bigsgan.models.transformer import (
     Attention,
     Block,
-    Constant,
+    LayerScale,
     Linear,
     Modulation,
     Positions,
@@ -140,8 +141,7 @@ class GeneratorBlock(Block):
         x, w, *images = carry
         scale, gate, scale_after, gate_after, *shifts = self.modulation(w)
         x = x + gate * self.attention(modulated(x, scale, *shifts[:1]))
-        x = x + gate_after * self.perceptron(modulated(x, scale_after, *shifts[1:]))
-        return x, w, *images
+        return last_sum(x, gate_after, self.perceptron(modulated(x, scale_after, *shifts[1:]))), w, *images
 
 
 class Head(nn.Module):
@@ -222,12 +222,12 @@ class DiscriminatorBlock(Block):
         self.norm1, self.norm2 = RMSNorm(config.width), RMSNorm(config.width)
         self.attention = attention
         self.perceptron = SwiGLU(config.width, config.bf16)
-        self.scale1, self.scale2 = Constant(config.width, _LAYER_SCALE), Constant(config.width, _LAYER_SCALE)
+        self.scale1, self.scale2 = (LayerScale(config.width, _LAYER_SCALE, is_last) for is_last in (False, True))
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (N, T, W) of any kind, (N,) -> the same."""
-        x = x + self.scale1(self.attention(self.norm1(x)))
-        return x + self.scale2(self.perceptron(self.norm2(x))), labels
+        x = self.scale1(x, self.attention(self.norm1(x)))
+        return self.scale2(x, self.perceptron(self.norm2(x))), labels
 
 
 class TeacherHead(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,8 +41,35 @@ def recomputed(
     return _Recomputed.apply(run, contexts(), have_gradients, len(carry), *carry, *trained)
 
 
+def last_sum(x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+    """Return x + gate * branch, the output of a layer, whose number nobody reads while a node recomputes the layer."""
+    return _Unread.apply(x, gate, branch) if _Recomputed.is_running else x + gate * branch
+
+
+class _Unread(torch.autograd.Function):
+    """x + gate * branch, of which only the gradients are computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, branch)
+        ctx.product, ctx.of_x = torch.result_type(gate, branch), x.dtype
+        dtype = torch.promote_types(ctx.product, x.dtype)
+        return x.new_empty((1,) * x.ndim, dtype=dtype).expand(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gate, branch), of_product = ctx.saved_tensors, grad.to(ctx.product)
+        needs_gate, needs_branch = ctx.needs_input_grad[1:]
+        of_gate = (of_product * branch).sum_to_size(gate.shape).to(gate.dtype) if needs_gate else None
+        of_branch = (of_product * gate).to(branch.dtype) if needs_branch else None
+        return grad.to(ctx.of_x), of_gate, of_branch
+
+
 class _Recomputed(torch.autograd.Function):
     """The node: the carry and the trained parameters are its inputs."""
+
+    is_running: ClassVar[bool] = False
+    """Whether one computes its layer again."""
 
     @staticmethod
     def forward(
@@ -63,7 +90,11 @@ class _Recomputed(torch.autograd.Function):
         with torch.enable_grad(), ctx.context:
             for i, each in enumerate(inputs[: ctx.num]):  # copies, at which the inner graph begins
                 inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
-            outputs = as_tuple(ctx.run(*inputs[: ctx.num]))
+            _Recomputed.is_running = True
+            try:
+                outputs = as_tuple(ctx.run(*inputs[: ctx.num]))
+            finally:
+                _Recomputed.is_running = False
         both = zip(outputs, grads, strict=True)
         pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
         del outputs, both  # nobody reads their numbers

@@ -23,6 +23,7 @@ from bigsgan.models.dual import has_tangent, multiply, softmax
 from bigsgan.models.initial import Generators
 from bigsgan.models.layers import TwiceDifferentiable
 from bigsgan.models.precision import full
+from bigsgan.models.recomputing import last_sum
 
 _EPSILON = 1e-6
 _BASE = 10_000
@@ -89,9 +90,21 @@ class Constant(nn.Module):
         """Fill it."""
         self.weight.fill_(self.value)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply features: (..., F) -> (..., F)."""
-        return x * self.weight
+
+class LayerScale(Constant):
+    """What a branch's features are scaled by where they are added (Touvron et al. 2021, arXiv 2103.17239).
+
+    Attributes:
+        is_last: Whether the sum is the output of the network's layer.
+    """
+
+    def __init__(self, features: int, value: float, is_last: bool) -> None:
+        super().__init__(features, value)
+        self.is_last = is_last
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """(..., F) twice -> (..., F)."""
+        return last_sum(x, self.weight, branch) if self.is_last else x + self.weight * branch
 
 
 class RMSNorm(Constant):
