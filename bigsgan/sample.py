@@ -29,7 +29,7 @@ from bigsgan.inference.columns import labels_of_columns, open_conditions
 from bigsgan.inference.mappings import set_guidance
 from bigsgan.inference.sheets import Sampler, Sheet, set_styles, translated_pairs
 from bigsgan.inference.trained import TrainedNetwork, best_device, open_trained, set_steps
-from bigsgan.inference.translations import Translations
+from bigsgan.inference.translations import NO_LABELS, Translations
 from bigsgan.runtime import memory
 from bigsgan.runtime.atomic import replacing
 from bigsgan.runtime.paths import writing
@@ -169,7 +169,8 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         check_guidance(recipe, options.guidance)
     data, paired, styles, no_input = recipe.data, recipe.translates, recipe.generator.has_styles, options.input is None
     normed = options.standing or (has_standing_statistics(recipe) and not (paired and no_input))
-    latents = "a generator from latents"
+    latents, takes_labels = "a generator from latents", "a generator from latents, or --input and labels"
+    labelled = not paired or (data.condition_width > 0 and not no_input)
     for option, given, fits, needed in (
         ("--noise", options.noise, styles, "a generator with noise maps (StyleGAN2)"),
         ("--truncation-cutoff", options.cutoff is not None, styles, "a generator with styles (StyleGAN2)"),
@@ -177,8 +178,8 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
         ("--input", not no_input, paired, "a generator that translates images"),
         ("--direction", options.direction, data.joins_domains and not no_input, "two domains, and --input"),
         ("--truncation", options.truncations, not paired, latents),
-        ("--classes", options.classes, not paired, latents),
-        ("--conditions", options.conditions is not None, not paired, latents),
+        ("--classes", options.classes, labelled, takes_labels),
+        ("--conditions", options.conditions is not None, labelled, takes_labels),
         ("--interpolate", options.interpolate, not paired, latents),
         ("--mix", options.mix, not paired, latents),
         ("--files", options.files and no_input, not paired, latents),
@@ -188,6 +189,8 @@ def _check_run(recipe: Recipe, options: Options, npz: bool) -> None:
     ):
         if given and not fits:
             raise UserError(option, None, f"needs {needed}", "remove the option")
+    if paired and labelled and options.classes is None and options.conditions is None:
+        raise UserError("--input", None, "needs the labels of the images", "add --classes, or --conditions")
     if options.cutoff is not None and not options.truncations:
         raise UserError("--truncation-cutoff", None, "needs --truncation", "add --truncation 0.7")
     if options.interpolate and recipe.sample_statistics == "batch":
@@ -244,7 +247,9 @@ def _translate(trained: TrainedNetwork, options: Options, out: Path, rank: int, 
     """Write a directory's images beside their translations, or only this rank's share of the translations."""
     assert options.input is not None
     direction = options.direction or FORWARD
-    translations = Translations(trained, options.input, options.num, options.seed, options.standing, direction)
+    asked = trained.recipe.data, options.classes, LARGEST_NUM, lambda: range(1), options.conditions
+    labels = labels_of_columns(*asked) if trained.recipe.data.condition_width else NO_LABELS
+    translations = Translations(trained, options.input, options.num, options.seed, options.standing, direction, labels)
     if not options.files:
         remedy = "give a smaller number, or --files"
         _check_pixels("--num", len(translations), 2, trained.recipe.data.resolution, remedy)

@@ -24,7 +24,7 @@ from bigsgan.monitor.logs import current_log
 from bigsgan.planner.balance import plan_balanced
 from bigsgan.runtime import comm, launched, roster
 from bigsgan.runtime.ending import exit_status
-from bigsgan.training.build import images_to_show, open_inputs
+from bigsgan.training.build import open_inputs, samples_to_show
 from bigsgan.training.callbacks import build_callbacks
 from bigsgan.training.directory import check_writable
 from bigsgan.training.lines import closing_lines, opening_line, stopping_line
@@ -375,7 +375,7 @@ def check(plan: RunPlan, allowed: Collection[str], nimg: int | None = None) -> N
     build_callbacks(plan.recipe)
     inputs = open_inputs(plan, out, find_start(plan, out, allowed, False, nimg), RankLog(out, 0, print))
     if plan.recipe.data.kind != "latents":  # which would have to be decoded
-        images_to_show(plan.recipe, inputs.shown, comm.device())
+        samples_to_show(plan.recipe, inputs.shown, comm.device())
 
 
 def _stopped_by(requests: StopRequests) -> str:

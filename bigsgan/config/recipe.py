@@ -323,6 +323,9 @@ def _check_objective(recipe: Recipe) -> None:
     if labels == "data" and not objective.reuse_fakes and recipe.has_discriminator:
         problem = "must be uniform or frequencies without objective.reuse_fakes"
         raise UserError("objective.fake_labels", labels, problem, "set objective.reuse_fakes=true, or remove it")
+    if labels != "uniform" and recipe.translates:
+        problem = "must be unset with a generator from images, whose labels are those of the images"
+        raise UserError("objective.fake_labels", labels, problem, "remove it")
     if labels != "uniform" and not recipe.data.may_have_conditions:
         problem, detail = "must be uniform with data.num_classes=0", "the data has no labels"
         raise UserError("objective.fake_labels", labels, problem, "remove it, or set data.num_classes", detail)

@@ -88,7 +88,12 @@ class ImageDataset(Protocol):
 
 
 def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> Tensor:
-    """Return up to ``num`` readable images, spread over the data set: (n, C, H, W) in [-1, 1] on the host.
+    """Return the images of ``readable_samples``."""
+    return readable_samples(dataset, data, num, device)[0]
+
+
+def readable_samples(dataset: ImageDataset, data: Data, num: int, device: torch.device = _CPU) -> tuple[Tensor, Tensor]:
+    """Return up to ``num`` readable images, spread over the data set: (n, C, H, W) in [-1, 1] on the host, and labels.
 
     Warns of classes without images, of images of other proportions, and of more than 8 bits that use a part of their
     range. Latents are decoded on ``device``.
@@ -117,7 +122,8 @@ def readable_images(dataset: ImageDataset, data: Data, num: int, device: torch.d
         detail = f"of {counted(num, 'image')} that {'was' if num == 1 else 'were'} tried, {problems[0]}"
         field, value = ("data.root", data.root) if data.root else ("data.kind", data.kind)
         raise UserError(field, value, "contains no readable images", "repair its images", detail)
-    return _decoded(list(found.values()), data, device)
+    images, labelled = zip(*found.values(), strict=True)
+    return _decoded(images, data, device), torch.from_numpy(np.array(labelled))
 
 
 def images_of_classes(
@@ -142,26 +148,26 @@ def images_of_classes(
     found, _ = _readable(dataset, sorted(set(places.values())))
     if not found:
         return None
-    images = dict(zip(found, _decoded(list(found.values()), data, device), strict=True))
+    images = dict(zip(found, _decoded([image for image, _ in found.values()], data, device), strict=True))
     black = -torch.ones_like(next(iter(images.values())))
     return torch.stack([images.get(places.get(place, -1), black) for place in range(num * len(classes))])
 
 
-def _readable(dataset: ImageDataset, indices: Sequence[int]) -> tuple[dict[int, Tensor], list[str]]:
-    """Return the readable images by their numbers, and what the others lack; the loader counts and reports these."""
+def _readable(dataset: ImageDataset, indices: Sequence[int]) -> tuple[dict[int, tuple[Tensor, Label]], list[str]]:
+    """Return the readable samples by their numbers, and what the others lack; the loader counts and reports these."""
     found, problems = {}, []
     for index in indices:
         try:
-            found[index] = dataset[index][0]
+            found[index] = dataset[index]
         except CorruptImage as error:
             problems.append(str(error))
     return found, problems
 
 
-def _decoded(found: list[Tensor], data: Data, device: torch.device) -> Tensor:
+def _decoded(found: Sequence[Tensor], data: Data, device: torch.device) -> Tensor:
     if data.kind != "latents":
-        return images_of(torch.stack(found))
-    codec, means = build_codec(data, device), torch.stack(found).chunk(2, dim=1)[0]
+        return images_of(torch.stack([*found]))
+    codec, means = build_codec(data, device), torch.stack([*found]).chunk(2, dim=1)[0]
     return codec.decode(codec.encode(means.to(device))).cpu()
 
 

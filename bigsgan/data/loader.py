@@ -109,7 +109,7 @@ class RealImages:
         self._part = part
         self.reads = reads
         self._dataset = dataset
-        self._corrupt = CorruptImages(data.most_corrupt(dataset.num_files), part.replica, data.root)
+        self._corrupt = CorruptImages(data, dataset.num_files, part.replica)
         self._batches: Iterator[Batch] = iter(())
         self.waited_seconds = 0.0
         self.rewind(*start)
@@ -226,10 +226,10 @@ def next_batch(batches: Iterator[Batch], data: Data) -> Batch:
 class CorruptImages:
     """Counts unreadable images and logs each once; too many of them end the run."""
 
-    def __init__(self, tolerated: int, rank: int, root: str | None = None) -> None:
-        """Start with none. ``tolerated`` is ``data.most_corrupt``, and ``rank`` the data-parallel rank."""
-        self._tolerated, self._rank = tolerated, rank
-        self._root = root if root and os.path.exists(root) else None
+    def __init__(self, data: Data, num_files: int, rank: int) -> None:
+        """Start with none of the files, of which the data-parallel ``rank`` counts its own."""
+        self._tolerated, self._rank = data.most_corrupt(num_files), rank
+        self._root = data.root if data.root and os.path.exists(data.root) else None
         self._paths: set[str] = set()
 
     def count(self, batch: Batch) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigsgan.data import build_dataset, readable_images
+from bigsgan.data import build_dataset, readable_samples
 from bigsgan.data.codecs import build_codec
 from bigsgan.data.conditions import Conditions
 from bigsgan.draws import Draws
@@ -200,8 +200,8 @@ def slerp(a: Tensor, b: Tensor, share: float) -> Tensor:
 def translated_pairs(trained: TrainedNetwork, num: int, batch: int) -> Sheet:
     """Show inputs of the run's data, their translations and maybe their targets side by side."""
     data = trained.recipe.data
-    samples = readable_images(build_dataset(data), data, num)
-    grid = translation_grid(trained.recipe, samples, trained.device)
+    samples = readable_samples(build_dataset(data), data, num)
+    grid = translation_grid(trained.recipe, *samples, trained.device)
     infer = grid.makes(trained.recipe, trained.infer)
     images = sample(trained.network, infer, grid.inputs, batch, trained.recipe.sample_statistics)
     return Sheet(grid.frame(images), grid.columns)

@@ -29,6 +29,8 @@ _COLUMNS = 6
 """Columns of a sheet: three inputs, each with its translation."""
 
 _log = logging.getLogger(__name__)
+NO_LABELS = torch.zeros(1, dtype=torch.int64)
+"""The labels of images without."""
 
 
 class Translations:
@@ -42,10 +44,11 @@ class Translations:
         seed: int,
         standing: bool = True,
         direction: str = FORWARD,
+        labels: Tensor = NO_LABELS,
     ) -> None:
         """List the first ``num`` images, or all; sub-directories are ignored. ``seed`` is for the dropout.
 
-        ``direction`` is from which of two domains to the other.
+        ``direction`` is from which of two domains to the other. Images have the ``labels`` in turn.
 
         ``standing`` normalizes by the recipe's ``sample_statistics``, otherwise by batch norm's running statistics.
 
@@ -53,7 +56,7 @@ class Translations:
             UserError: The directory cannot be read, or contains no images.
         """
         self._trained, self._draws = trained, Draws(seed)
-        self._paths, self._direction = _images(directory)[:num], direction
+        self._paths, self._direction, self._labels = _images(directory)[:num], direction, labels
         self._statistics = trained.recipe.sample_statistics if standing else "running"
 
     def __len__(self) -> int:
@@ -119,7 +122,7 @@ class Translations:
 
     def _translated(self, sources: Tensor, numbers: Sequence[int], batch: int) -> Tensor:
         seeds = np.concatenate([self._draws.seeds("sample/seed", (0,), number, 1) for number in numbers])
-        labels = torch.zeros(len(numbers), dtype=torch.int64)
+        labels = self._labels[torch.tensor(numbers) % len(self._labels)]
         recipe, direction = self._trained.recipe, self._direction
         placed = translation_inputs(recipe, sources, labels, seeds, self._trained.device, direction)
         chunk, show = 1 if self._statistics == "batch" else batch, shown(recipe, self._trained.infer, direction)

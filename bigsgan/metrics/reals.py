@@ -90,7 +90,7 @@ def each_real(
     order = order_of_images(total)
     positions = [torch.arange(first, min(first + batch, num)) for first in range(0, num, batch)]
     own = positions[rank :: comm.world_size()]
-    corrupt = CorruptImages(data.most_corrupt(dataset.num_files), rank)
+    corrupt = CorruptImages(data, dataset.num_files, rank)
     batches = zip(own, _read(dataset, data, [order[part.numpy()] for part in own]), strict=True)
     for _ in positions[:: comm.world_size()]:
         if stopped():

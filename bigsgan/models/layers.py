@@ -37,8 +37,11 @@ class StatefulLayer(nn.Module):
 @contextmanager
 def moving_state(layers: list[StatefulLayer], moving: bool) -> Iterator[None]:
     """Let the forward passes inside the block move the state of ``layers``, if ``moving``."""
+    if not moving:
+        yield
+        return
     for layer in layers:
-        layer.moving = moving
+        layer.moving = True
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from bigsgan.adversarial.step import Sources
 from bigsgan.adversarial.terms import KMeansStart, Own, Term, Termed, build_terms, codes_of, set_learned_codes, states
 from bigsgan.config import NETWORKS, Recipe, RunPlan
 from bigsgan.config.class_names import with_class_names
-from bigsgan.data import Slice, build_dataset, build_training_dataset, readable_images
+from bigsgan.data import Slice, build_dataset, build_training_dataset, readable_samples
 from bigsgan.data.conditions import Conditions, keep_labels, some_conditions
 from bigsgan.data.datasets import ImageDataset, images_of_classes
 from bigsgan.data.latents import check_images
@@ -324,11 +324,11 @@ def _build_grid(
 
     At the beginning of a run, at ``nimg`` images, report a grid of real images, unless each sample is shown beside one.
     """
-    images = for_rank_zero(comm, lambda: images_to_show(recipe, dataset, comm.device()))
-    images = torch.empty(0) if images is None else images
+    samples = for_rank_zero(comm, lambda: samples_to_show(recipe, dataset, comm.device()))
     if recipe.translates:  # rank 0 reads for all ranks, which have to translate the same images
-        images = comm.from_rank_zero(images)
-        return translation_grid(recipe, images, comm.device())
+        images, labels = comm.from_rank_zero(samples)
+        return translation_grid(recipe, images, labels, comm.device())
+    images = torch.empty(0) if samples is None else samples[0]
     if nimg is not None:
         _report_reals(recipe, dataset, images, reporter, nimg)
     return latent_grid(recipe, conditions, comm.device(), images if len(images) > 1 else None)
@@ -344,10 +344,10 @@ def _report_reals(recipe: Recipe, dataset: ImageDataset, images: torch.Tensor, r
         reporter.images("samples/real", images, REAL_COLUMNS, nimg)
 
 
-def images_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) -> torch.Tensor:
-    """Read the real images of sample grids; warn of those that use a part of their range.
+def samples_to_show(recipe: Recipe, dataset: ImageDataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the real images of sample grids, and their labels; warn of those that use a part of their range.
 
     Raises:
         UserError: None of them is readable, or an autoencoder cannot be read.
     """
-    return readable_images(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)
+    return readable_samples(dataset, recipe.data, NUM_PAIRS if recipe.translates else NUM_SHOWN, device)

@@ -218,7 +218,7 @@ def samples_of(
     """
     num = 0 if dataset is None else len(dataset)
     order = order_of_images(num if recipe.translates else 0)
-    draws, corrupt = Draws(seed), CorruptImages(recipe.data.most_corrupt(num), comm.rank())
+    draws, corrupt = Draws(seed), CorruptImages(recipe.data, num, comm.rank())
     quantizers = [module for module in network.modules() if isinstance(module, Quantizer)]  # one, if any
 
     def inputs(first: int, labels: Tensor) -> tuple[MicroBatch, Tensor | None]:
@@ -233,7 +233,7 @@ def samples_of(
         targets = None if recipe.data.joins_domains else images[:, -recipe.data.image_channels :]
         if recipe.data.joins_domains and direction == FORWARD:
             images = images.roll(recipe.data.input_channels, dims=1)
-        return translation_inputs(recipe, decode(images), labels, seeds, device), targets
+        return translation_inputs(recipe, decode(images), read.labels, seeds, device), targets
 
     def generate(first: int, labels: Tensor) -> Made:
         read, targets = inputs(first, labels)

@@ -127,14 +127,13 @@ def latent_grid(
     return SampleGrid(inputs, len(columns), lambda images: images, makes, reals, conditions)
 
 
-def translation_grid(recipe: Recipe, samples: Tensor, device: torch.device) -> SampleGrid:
+def translation_grid(recipe: Recipe, samples: Tensor, labels: Tensor, device: torch.device) -> SampleGrid:
     """Return a grid of samples of the data, (n, C', H, W) in [-1, 1]: input, translation and target side by side.
 
-    Where a generator remakes its input, the target is left out. Of two domains, each image stands before its
-    translation, and that before its own translation back.
+    ``labels`` are those of the samples. Where a generator remakes its input, the target is left out. Of two domains,
+    each image stands before its translation, and that before its own translation back.
     """
-    data, labels = recipe.data, torch.zeros(len(samples), dtype=torch.int64)
-    compares = data.has_inputs
+    data, compares = recipe.data, recipe.data.has_inputs
     sources = samples[:, : data.input_channels] if compares else samples
     targets = [samples[:, -data.image_channels :]] if compares else []
     seeds = Draws(recipe.seed).seeds("grid/seed", (0,), 0, len(samples))

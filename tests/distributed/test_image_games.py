@@ -57,6 +57,7 @@ LAYOUTS = {
 QUICK = {("lazy", "G in stages"), ("pairs", "ZeRO 3"), ("distillation", "ranks of their own")}
 GAMES = {
     "autoencoder": (AUTOENCODER, AutoencoderReference),
+    "labelled": (AUTOENCODER[1:], AutoencoderReference),
     "lazy": (LAZY, AutoencoderReference),
     "classes": (PAINTER, PainterReference),
     "pairs": (PAIRS, Reference),
@@ -86,6 +87,7 @@ OTHERS = ("ZeRO 3", "ranks of their own", "G in stages")
 LAZILY = ("one rank, micro-batches", "G in stages", "ranks of their own", "G first")
 BY_GAME = {
     "autoencoder": [each for each in LAYOUTS if each not in KEEPING],
+    "labelled": (*OTHERS, "both in stages, recomputed"),
     "lazy": LAZILY,
     "pairs": OTHERS[:2],
     "adaptive": (*WHOLE, *KEEPING, "compiled", "compiled stages", *STAGED),

@@ -126,7 +126,7 @@ def test_digits_of_two_domains(tmp_path):
 def test_a_grid_shows_both_circles(tmp_path):
     recipe = tiny_recipe(tmp_path, *COLOURED)
     samples = torch.randn(2, 4, 16, 16)
-    grid = translation_grid(recipe, samples, CPU)
+    grid = translation_grid(recipe, samples, torch.zeros(2, dtype=torch.int64), CPU)
     a, b = samples[:, :1].expand(-1, 3, -1, -1), samples[:, 1:]
 
     def infer(inputs, moving):

@@ -229,9 +229,9 @@ def test_too_many_corrupt_images_stop_the_run():
 
 
 def test_data_that_has_gone_is_named(tmp_path):
-    corrupt = CorruptImages(10, 0, str(tmp_path / "photos"))
+    corrupt = CorruptImages(data_section(root=str(tmp_path / "photos"), max_corrupt=10), 10, 0)
     (tmp_path / "photos").mkdir()
-    gone = CorruptImages(10, 0, str(tmp_path / "photos"))
+    gone = CorruptImages(data_section(root=str(tmp_path / "photos"), max_corrupt=10), 10, 0)
     batch = Batch(*[torch.zeros(0)] * 2, [("photos/a.png", "No such file")], True)
     gone.count(batch)
     (tmp_path / "photos").rmdir()

@@ -198,7 +198,12 @@ READS = f"generator={{family: '{__name__}:%s', reads: images, seeds: true, outpu
         (["generator.reads=latents"], "generator.latent_size", "must be given", "set reads=images"),
         (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with generator.reads=images", "remove it"),
         (["objective.reuse_fakes=false"], "objective.reuse_fakes", "must be true with a generator from", "=true"),
-        (["data.num_classes=10"], "data.num_classes", "must be 0 with generator.reads=images", "data.num_classes=0"),
+        (
+            ["data.num_classes=10", OBJECTIVE.format("").replace("terms", "fake_labels: frequencies, terms")],
+            "objective.fake_labels",
+            "must be unset with a generator from images, whose labels are those of the images",
+            "remove it",
+        ),
         ([OBJECTIVE.format(f"{{use: '{__name__}:Mixes'}}")], "objective.terms.0.use", "must read outputs", "make two"),
         (["generator.outputs=[other, classes]"], "objective.terms.0.arguments.code", "must be given", "add it to"),
     ],

@@ -15,7 +15,7 @@ from torchmetrics.functional.image import peak_signal_noise_ratio, structural_si
 from bigsgan import plugins
 from bigsgan.config import Recipe
 from bigsgan.config.metrics import parse_metric
-from bigsgan.data import build_dataset
+from bigsgan.data import build_dataset, readable_samples
 from bigsgan.errors import UserError
 from bigsgan.metrics import Evaluation, Replica
 from bigsgan.metrics.features import no_features
@@ -25,6 +25,7 @@ from bigsgan.models.build import build_network
 from bigsgan.models.network import initialize
 from bigsgan.models.quantizers import Quantizer
 from bigsgan.training.measuring import each_once, open_lpips, records, samples_of
+from bigsgan.training.sampling import translation_grid
 from tests.cyclegan import game
 from tests.image_games import AUTOENCODER, NAMES, PAIRS
 from tests.perceptual import TinyFeatures, write_program
@@ -96,6 +97,19 @@ def test_images_meet_their_targets(tmp_path, game):
     assert values["ssim70"] == pytest.approx(float(expected[1][1].mean()), rel=1e-9)
     assert [(each.num_real, each.num_fake) for each in found] == [(num, num), (50, 50), (num, num)]
     assert not {"features", "use"} & records(found, no_features(), {})[0].keys()
+
+
+def test_a_generator_reads_the_labels_of_its_images(tmp_path):
+    """In metrics, and in sample grids."""
+    recipe = tiny_recipe(tmp_path, *AUTOENCODER[1:])
+    dataset, labels = build_dataset(recipe.data), []
+    indices = order_of_images(len(dataset))[:20]
+    source = samples_of(recipe, nn.Identity(), lambda inputs, _: labels.append(inputs[1]) or inputs[0], dataset, CPU, 0)
+    source(0, torch.zeros(20, dtype=torch.int64))
+    assert labels[0].tolist() == [dataset[int(index)][1] for index in indices]
+    images, shown = readable_samples(dataset, recipe.data, 5)
+    grid = translation_grid(recipe, images, shown, CPU)
+    assert grid.inputs[1].tolist() == [dataset[index * len(dataset) // 5][1] for index in range(5)]
 
 
 def test_a_reconstruction_is_compared_with_all_real_images(tmp_path):

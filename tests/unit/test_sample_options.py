@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from bigsgan import sample
+from bigsgan import plugins, sample
 from bigsgan.cli import main
 from bigsgan.draws import Draws
 from bigsgan.inference.trained import open_trained
@@ -44,6 +45,33 @@ def sampled(run: Path, out: Path, *options: str) -> np.ndarray:
 def pixels(images: torch.Tensor) -> np.ndarray:
     """uint8 numbers (n, R, R, C) of images in [-1, 1]."""
     return ((images.clamp(-1, 1) + 1) * 127.5).round().permute(0, 2, 3, 1).numpy().astype(int)
+
+
+class Shaded(nn.Module):
+    """Images -> images of one shade, which is that of their class."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.shades = nn.Embedding(num_classes, 1)
+
+    def forward(self, images, labels):
+        return self.shades(labels)[..., None, None].expand_as(images)
+
+
+def test_images_of_a_directory_have_the_classes_that_are_given_in_turn(make_run, tmp_path, photographs, capsys):
+    plugins.give([f"{__name__}:Shaded"])
+    data = "data={kind: synthetic, resolution: 16, image_channels: 3, num_classes: 5, num_images: 64}"
+    run = make_run(data, f'generator={{family: "{__name__}:Shaded", reads: images}}', "objective={reuse_fakes: true}")
+    arguments = ["sample", "--run", str(run), "--input", str(photographs), "--files", "--out", str(tmp_path / "files")]
+    assert main(arguments) == 2
+    assert "--input: needs the labels of the images; add --classes, or --conditions" in capsys.readouterr().err
+    assert main([*arguments, "--classes", "3,1", "--batch", "2"]) == 0
+    shades = open_trained(run, "generator", False, None, CPU).network.state_dict()["layers.0.module.shades.weight"]
+    expected = [pixels(shades[[label], :, None, None]).item() for label in (3, 1, 3)]
+    for name, shade in zip("abc", expected, strict=True):
+        image = np.asarray(Image.open(tmp_path / "files" / f"{name}.png"))
+        assert image.shape == (16, 16, 3)
+        assert (image == shade).all()
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])
