@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import logging
 import os
 import select
 import signal
@@ -27,6 +28,7 @@ from bigsgan.errors import (
     wait_for_termination,
 )
 from bigsgan.runtime import first_word, launched, limits
+from bigsgan.runtime.gpus import nvidia_gpus
 from bigsgan.runtime.signals import STOPPING, Noted, is_training
 from bigsgan.training.stopping import StopRequests
 
@@ -38,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, noted: Noted | None = None) -> 
     have been ``noted``.
     """
     _open_closed_streams()
+    if not nvidia_gpus():
+        logging.getLogger("DeepSpeed").addFilter(_is_news)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: file names may be invalid UTF-8
     words = sys.argv[1:] if arguments is None else arguments
@@ -70,6 +74,11 @@ def main(arguments: Sequence[str] | None = None, noted: Noted | None = None) -> 
         if is_training(words):
             _tell_ranks(EXIT_FAILED, error)
         raise
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether DeepSpeed tells more than that it takes the CPU."""
+    return "accelerator to CPU" not in record.getMessage()
 
 
 def _run(options: argparse.Namespace) -> int:

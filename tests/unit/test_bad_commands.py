@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import pickle
 import pty
@@ -238,6 +239,19 @@ def test_help_fits_into_80_columns(monkeypatch):
     texts = [parser.format_help() for parser in parsers(choosing._parser())]
     assert len(texts) == 17
     assert [line for text in texts for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("gpus", [[], [Path("/dev/nvidia0")]], ids=["no GPU", "one"])
+def test_deepspeeds_choice_of_the_cpu_is_told_where_there_are_gpus(monkeypatch, caplog, gpus):
+    logger = logging.getLogger("DeepSpeed")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(cli, "nvidia_gpus", lambda: gpus)
+    assert cli.main(["nope"]) == 2
+    monkeypatch.setattr(logger, "propagate", True)
+    texts = "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.", "others"
+    for text in texts:
+        logger.warning(text)
+    assert {record.message for record in caplog.records} == set(texts if gpus else texts[1:])
 
 
 @pytest.mark.slow
