@@ -48,7 +48,7 @@ ANCHORS = {
 
 LIKE = {
     "biggan_deep": "biggan", "cat": "gat", "cyclegan": "pix2pix", "dcgan": "biggan", "dit": "gat", "dmd2": "dit",
-    "autoencoder": "pix2pix", "features": "gat", "package.module:function": "dit",
+    "ladd": "dmd2", "autoencoder": "pix2pix", "features": "gat", "package.module:function": "dit",
 }  # fmt: skip
 """Families whose tables only name the keys that another family has alike."""
 

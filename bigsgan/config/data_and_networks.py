@@ -195,9 +195,9 @@ def _check_what_generator_reads(recipe: Any) -> None:
         raise UserError("data.codec.kind", data.codec.kind, f"must be pixels with {what}", "remove it")
     if reads_images and data.range is not None:
         raise UserError("data.range", data.range, f"must be null with {what}", "remove it, and scale the images before")
-    if reads_images and data.condition_width:
+    if reads_images and data.condition_width and (data.joins_domains or not is_outside(generator.family)):
         key = "num_classes" if data.num_classes else "condition_size"
-        problem, detail = f"must be 0 with {what}", "images to make others from come without labels"
+        problem, detail = f"must be 0 with {what}", "the generator reads no labels"
         raise UserError(f"data.{key}", getattr(data, key), problem, f"set data.{key}=0", detail)
     if not isinstance(generator, OutsideGenerator):
         return
@@ -278,9 +278,12 @@ def _check_held(recipe: Any, network: str) -> None:
     for name, value in engine.frozen.model_dump(exclude_defaults=True).items():
         reason = ""
         if not (is_outside(section.family) or section.freezes):
-            can = getattr(section, "frozen", None) == "none"
-            kind = f"{network}.frozen=none" if can else f"{network}.family={section.family}"
-            reason = f"{kind}, which has no frozen parameters"
+            kind = f"family={section.family}"
+            if getattr(section, "frozen", None) == "none":
+                kind = "frozen=none"
+            elif getattr(section, "trains_teacher", False):
+                kind = "trains_teacher=true"
+            reason = f"{network}.{kind}, which has no frozen parameters"
         elif not getattr(section, "exact", True):
             reason = f"{network}.exact=false, whose code may change them"
         elif engine.compile != "none" and (name == "persistence_threshold" or value in (True, "cpu")):
@@ -295,7 +298,7 @@ def _check_matching(recipe: Any) -> None:
     field = "objective.distribution_matching"
     missing = [name for name in DMD2Discriminator.outputs if name not in judged_outputs(discriminator)]
     if section is None:
-        if discriminator.copies_generator:
+        if discriminator.copies_generator and not missing:
             problem = f"must be given with discriminator.family={discriminator.family}"
             raise UserError(field, None, problem, f"set {field}={{}}")
         return

@@ -16,7 +16,7 @@ from torch import Tensor
 from bigsgan.config import both_engines
 from bigsgan.doctor import layouts
 from bigsgan.doctor.checks import Finding, Subject, failed, judged, not_applicable, passed
-from bigsgan.doctor.games import DMD2, FLOW, TINY_GAMES, both, tiny_plan
+from bigsgan.doctor.games import DMD2, FLOW, LADD, TINY_GAMES, both, tiny_plan
 from bigsgan.doctor.runs import Game, exact, merge, played
 from bigsgan.engines.pipeline.layout import meta_inputs
 from bigsgan.errors import UserError, counted
@@ -63,7 +63,7 @@ REMEDY = (
 def updates(subject: Subject) -> Finding:
     """Compare one update of each game in float32 with plain PyTorch on the same device and on a CPU."""
     bounds = {str(comm.device()): 1.0, "cpu": 1.0 if comm.device().type == "cpu" else ELSEWHERE}
-    games = [*(Game(name, own) for name, own in GAMES.items()), Game("flow", FLOW), Game("dmd2", DMD2)]
+    games = [Game(name, own) for name, own in {**GAMES, "flow": FLOW, "dmd2": DMD2, "ladd": LADD}.items()]
     return layouts.compare(subject, games, bounds)
 
 

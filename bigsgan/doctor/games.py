@@ -229,6 +229,15 @@ DMD2 = [
 ]
 """Overrides for distribution matching, whose networks begin as any others here."""
 
+LADD = [
+    *FLOW[:2],
+    "discriminator={family: ladd, depth: 3, width: 16, heads: 2, judged: [0, 2], first_time: 0.2}",
+    "objective={loss: non_saturating, d_steps: 2}",
+    "optimizer={generator: {kind: sgd, lr: 1e-3}, discriminator: {kind: sgd, lr: 1e-3}}",
+    "init_from.run=unset",
+]
+"""Overrides for heads on a teacher's features, whose networks begin as any others here."""
+
 
 def _write_text(path: Path, text: str) -> None:
     """Write a file that other ranks may write and read at the same time, with the same text."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator, DiTNetwork
-from bigsgan.config.families.dmd2 import DMD2Discriminator
+from bigsgan.config.families.noisy import NoisyDiscriminator
 from bigsgan.images.size import Size
 from bigsgan.models import plain
 from bigsgan.models.dual import has_tangent
@@ -62,9 +62,13 @@ class DiTBlock(Block):
 
     def forward(self, x: Tensor, c: Tensor, *read: Tensor) -> tuple[Tensor, ...]:
         """(N, T, W), (N, W) -> the same."""
+        return last_sum(*self.addends(x, c)), c, *read
+
+    def addends(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x behind attention, and a gate and a branch whose product is to be added."""
         shift, scale, gate, shift_after, scale_after, gate_after = self.modulation(c)
         x = x + gate * self.attention(modulated(x, shift, scale))
-        return last_sum(x, gate_after, self.perceptron(modulated(x, shift_after, scale_after))), c, *read
+        return x, gate_after, self.perceptron(modulated(x, shift_after, scale_after))
 
 
 def standardized(x: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ class Tokens(nn.Module):
 
     def __init__(
         self,
-        config: DiTGenerator | DiTDiscriminator | DMD2Discriminator,
+        config: DiTGenerator | DiTDiscriminator | NoisyDiscriminator,
         size: Size,
         channels: int,
         num_classes: int,

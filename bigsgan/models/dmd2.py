@@ -19,23 +19,15 @@ from bigsgan.images.size import Size
 from bigsgan.models import noise, plain
 from bigsgan.models.dit import DiTBlock, Image, Tokens, standardized
 from bigsgan.models.frozen import freeze_all
+from bigsgan.models.noisy import AddedNoise
 from bigsgan.models.precision import full
 
 _LEAST = 1e-6
 """Distance of an image to the teacher's estimate below which the step no longer grows."""
 
 
-class _Noise:
-    """Images with noise, as each sample's seed draws it. D's layers make them where they need them."""
-
-    def __init__(self, config: DMD2Discriminator) -> None:
-        self._first, self._last = config.first_time, config.last_time
-
-    @torch.compiler.disable  # inductor would write the draws out for each of their uses (2.14)
-    def __call__(self, images: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (1 - t) images + t z, (N, C, H, W'), and t (N, 1, 1, 1); z is standard normal."""
-        times = self._first + (self._last - self._first) * noise.uniform(seeds, 0, (1, 1, 1))
-        return torch.lerp(images, noise.normal(seeds, 1, tuple(images.shape[1:])), times), times
+def _shares(seeds: Tensor) -> Tensor:
+    return noise.uniform(seeds, 0, (1, 1, 1))
 
 
 class NoisyTokens(Tokens):
@@ -43,7 +35,7 @@ class NoisyTokens(Tokens):
 
     def __init__(self, config: DMD2Discriminator, size: Size, channels: int, num_classes: int) -> None:
         super().__init__(config, size, channels, num_classes, with_token=False)
-        self._noise = _Noise(config)
+        self._noise = AddedNoise(config, _shares)
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Images (N, C, H, W'), labels (N,) or (N, K), seeds (N,) -> its carry."""
@@ -57,7 +49,7 @@ class FakeScore(Image):
 
     def __init__(self, config: DMD2Discriminator, size: Size, channels: int) -> None:
         super().__init__(config, size, channels)
-        self._noise = _Noise(config)
+        self._noise = AddedNoise(config, _shares)
         self.head = plain.Linear(config.width, 1, std=(3 * config.width) ** -0.5, bias=False)
 
     def forward(  # type: ignore[override]
@@ -93,7 +85,8 @@ class TeacherTokens(Teacher):
 
     def __init__(self, config: DMD2Discriminator, size: Size, channels: int, num_classes: int) -> None:
         super().__init__(Tokens(config, size, channels, num_classes, with_token=False))
-        self._noise, self._guided, self._num_classes = _Noise(config), config.guidance != 1, num_classes
+        self._noise, self._guided = AddedNoise(config, _shares), config.guidance != 1
+        self._num_classes = num_classes
 
     @torch.no_grad()
     def _tokens(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +116,7 @@ class Matching(Teacher):
 
     def __init__(self, config: DMD2Discriminator, size: Size, channels: int) -> None:
         super().__init__(Image(config, size, channels))
-        self._noise, self._guidance = _Noise(config), config.guidance
+        self._noise, self._guidance = AddedNoise(config, _shares), config.guidance
 
     @torch.no_grad()
     def _estimates(self, images: Tensor, seeds: Tensor, y: Tensor, d: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ class LayerStack(nn.Module):
         """Yield ``matrices`` with their names in the network."""
         for number, layer in self.layers.items():
             for name, module in layer.named_modules() if isinstance(layer, Block) else ():
-                if isinstance(module, Linear):
+                if isinstance(module, Linear) and "weight" in module._parameters:  # unless it is frozen
                     yield f"layers.{number}.{name}.weight", module.weight
 
     def exact_layers(self) -> list[TwiceDifferentiable]:

@@ -298,10 +298,10 @@ def _fill(engine: Engine, saved: checkpoint.SavedValues, names: set[str]) -> Non
 
 
 def check_freezing(recipe: Recipe) -> None:
-    """Refuse to freeze all layers of the discriminator.
+    """Refuse to freeze all layers of the discriminator, or none that learns.
 
     Raises:
-        UserError: It has no further layers than those to freeze.
+        UserError: It has no further layers than those to freeze, or these do not learn anyway.
     """
     if recipe.init_from is None:
         return
@@ -311,6 +311,9 @@ def check_freezing(recipe: Recipe) -> None:
     if (num := recipe.init_from.freeze_discriminator) > most:
         problem = f"must be less than {most + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num, problem, f"give {most} or less")
+    if num and num <= min(learning):
+        problem = "must be 0, as the discriminator's first layers do not learn"
+        raise UserError("init_from.freeze_discriminator", num, problem, "remove it")
 
 
 def freeze_first_layers(engine: Engine, num_layers: int) -> None:

@@ -22,6 +22,7 @@ from bigsgan.config.families.dit import DiTDiscriminator, DiTGenerator
 from bigsgan.config.families.dmd2 import DMD2Discriminator
 from bigsgan.config.families.features import FeaturesDiscriminator, FeaturesGenerator
 from bigsgan.config.families.gat import GATDiscriminator, GATGenerator
+from bigsgan.config.families.ladd import LADDDiscriminator
 from bigsgan.config.families.mlp import MLPDiscriminator, MLPGenerator
 from bigsgan.config.families.outside import OUTSIDE, OutsideDiscriminator, OutsideGenerator, is_outside
 from bigsgan.config.families.pix2pix import Pix2PixDiscriminator, Pix2PixGenerator
@@ -66,5 +67,5 @@ if TYPE_CHECKING:
     AnyDiscriminator = NetworkSection
 else:
     AnyGenerator = _any_of({family: sections[0] for family, sections in _SECTIONS.items()})
-    _alone = {"dmd2": DMD2Discriminator, "none": NoDiscriminator}
+    _alone = {"dmd2": DMD2Discriminator, "ladd": LADDDiscriminator, "none": NoDiscriminator}
     AnyDiscriminator = _any_of({family: sections[1] for family, sections in _SECTIONS.items()} | _alone)
