@@ -227,3 +227,8 @@ def of_reals(real_images):
 
 def of_two(images):
     return images[:2].sub(images[1]).square().mean()
+
+
+def contrast(images):
+    """Minus the deviation of all pixels of the batch."""
+    return -images.std()

@@ -21,6 +21,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 
 from bigsgan import cli
 from bigsgan.config.run_directory import RECORDS_FILE
@@ -32,6 +33,9 @@ SHORT = [
     "total_nimg=64", "report_nimg=32", "sample_nimg=64", "checkpoint_nimg=32", "batch=16", "generator.channels=2",
     "discriminator.channels=2",
 ]  # fmt: skip
+
+
+RUNS = "bright", "straight"
 
 
 def written(page: str) -> str:
@@ -269,6 +273,24 @@ def test_own_metric(elsewhere):
     for name in ("Brightness_ratio", "Brightness_spread"):
         assert own[1][name] == measured[1][f"metrics/{name}"]
         assert own[2][name] == pytest.approx(own[3][name], rel=1e-5)  # on one rank, and on two
+
+
+@pytest.mark.slow
+def test_a_metric_that_failed_at_the_end_is_measured_by_the_same_command(elsewhere):
+    """And what is saved is what would have been without it."""
+    train, *_ = commands(written("own-metric"))
+    code = Path("mypackage/metrics.py").read_text()
+    asked = [*SHORT, "metrics.every_nimg=64"]
+    execute(train, *asked, "out=runs/straight")
+    Path("mypackage/metrics.py").write_text(code.replace("def compute(self, real, fake):", "def compute(self, real):"))
+    assert "fails in compute" in execute(train, *asked, status=2)
+    found, expected = (load_file(*Path("runs", run, "checkpoints/000000000064").glob("*.safetensors")) for run in RUNS)
+    assert found.keys() == expected.keys()
+    assert all(map(torch.equal, found.values(), expected.values()))
+    Path("mypackage/metrics.py").write_text(code)
+    assert "is complete" not in execute(train, *asked)
+    assert [row["nimg"] for row in rows("runs/bright") if "metrics/Brightness_ratio" in row] == [64]
+    assert "is complete" in execute(train, *asked)
 
 
 @pytest.mark.slow

@@ -392,7 +392,7 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 def _tags(directory: Path) -> list[Path]:
     """Return the directories of finished saves, newest first."""
     try:
-        return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+        return [directory / n for n in sorted(filter(_NAME.fullmatch, os.listdir(directory)), key=int)][::-1]
     except FileNotFoundError:
         return []
     except OSError as error:

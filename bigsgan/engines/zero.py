@@ -247,10 +247,13 @@ class ZeroEngine(DeepSpeedBacked):
         """Make a first pass, in which DeepSpeed notes the modules that use parameters of others; a collective.
 
         torch's attention does so with its last map. What DeepSpeed (0.19.8) notes within a pass that it records, it
-        misses in that record.
+        misses in that record. Buffers of foreign modules stay as they are.
         """
+        kept = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         self._prefetching.expect("notes")
         self._root(inputs, Pass(trains=False))
+        for buffer, value in kept:
+            buffer.copy_(value)
 
     def destroy(self) -> None:
         """Release the engine's hooks and buffers, and everything made for it."""

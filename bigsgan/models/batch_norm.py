@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ from bigsgan.models.precision import full
 
 _TINY = 1e-30
 """Added to variances, as torch returns the inverse, which must be finite for a variance of 0."""
+_OF_TORCH = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+"""What torch's batch norm has, though some may be None."""
 
 
 class _Moments(torch.autograd.Function):
@@ -245,8 +247,7 @@ class GlobalBatchNorm(BatchStatistics):
 
     def __init__(self, own: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__(own.num_features, own.eps)
-        if own.momentum is None:
-            raise ValueError("batch norm needs a momentum")
+        assert own.momentum is not None, "only such are replaced"
         self.momentum = own.momentum
         self.tracks = own.track_running_stats
         self.weight, self.bias = own.weight, own.bias
@@ -274,9 +275,25 @@ class GlobalBatchNorm(BatchStatistics):
 
 
 def global_batch_norms(module: nn.Module) -> nn.Module:
-    """Return the module with ``GlobalBatchNorm`` in the place of each of torch's batch norms, in place below it."""
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return GlobalBatchNorm(module)
-    for name, part in module.named_children():
-        setattr(module, name, global_batch_norms(part))
-    return module
+    """Return the module with ``GlobalBatchNorm`` in the place of each of torch's batch norms, in place below it.
+
+    One that computes something else too, by its class or by hooks, stays, as does one without a momentum.
+    """
+    replaced: dict[nn.Module, nn.Module] = {part: GlobalBatchNorm(part) for part in module.modules() if _is_plain(part)}
+    for part in module.modules():
+        for name, child in part._modules.items():  # a module may have several names
+            if child in replaced:
+                part._modules[name] = replaced[child]
+    return replaced.get(module, module)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
+    """Whether a module does what torch's batch norm does, and nothing else."""
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm) or module.momentum is None:
+        return False
+    is_torchs = any(
+        type(module).forward is each.forward for each in (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm)
+    )
+    names = {*module._parameters, *module._buffers, *module._modules}
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return is_torchs and names == _OF_TORCH and not any(hooks)

@@ -11,7 +11,7 @@ Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -48,11 +48,12 @@ class Foreign(TwiceDifferentiable):
     The last layer of D may return several maps of logits, in lists or tuples, and further outputs after them. They are
     joined to one tensor (N, P + E), the logits first.
 
-    In half precision its buffers are in the weights' type too, and it computes under torch.autocast. Between layers
+    In half precision its code reads buffers in the weights' type too, and computes under torch.autocast. Between layers
     floats have the weights' type; the network's outputs are float32. Batch norm is that of ``global_batch_norms``;
     parameters that the module does not train, and tensors that are plain attributes, are buffers.
 
     Attributes:
+        segments: Number of equal parts of the batch that are computed one by one; only of a D with ``exact: false``.
         map_sizes: Numbers of an image's logits in each map, as of the last forward pass; none of one map.
         output_sizes: Numbers of an image in each of D's further outputs.
         frozen_reads: Of frozen tensors that are shared out; None if there are none.
@@ -66,13 +67,27 @@ class Foreign(TwiceDifferentiable):
     types_differ = False
     takes_tokens = False
 
-    def __init__(self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
-        """Take a layer of a network; ``outputs`` are the names of what D returns after its logits."""
+    def __init__(
+        self, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = (), divides: bool = False
+    ) -> None:
+        """Take a layer of a network; ``outputs`` are the names of what D returns after its logits.
+
+        ``divides`` says that its samples may meet, so that real images and G's are to be computed apart.
+        """
         super().__init__()
         self.module, self._network, self._is_last, self._outputs = module, network, is_last, outputs
+        if divides:
+            self.segments = 1
 
     def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
         """Apply the module to the carry."""
+        segments = getattr(self, "segments", 1)
+        if segments == 1:
+            return self._applied(carry)
+        parts = zip(*(each.chunk(segments) for each in carry), strict=True)
+        return tuple(torch.cat(entries) for entries in zip(*map(self._applied, parts), strict=True))
+
+    def _applied(self, carry: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         floats = (each.dtype for each in (*self.parameters(), *carry) if each.is_floating_point())
         dtype = next(floats, torch.float32)
         inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in carry)
@@ -139,17 +154,30 @@ class Foreign(TwiceDifferentiable):
             self.frozen_reads.dtype = half
         if not half and not self.types_differ:
             return self.module(*inputs)
-        buffers = {
-            f"{prefix}.{name}" if prefix else name: each.to(half or types_as_made(part).get(name, each.dtype))
+        own = {
+            f"{prefix}.{name}" if prefix else name: (each, half or types_as_made(part).get(name, each.dtype))
             for prefix, part in self.module.named_modules()
             for name, each in part.named_buffers(recurse=False)
             if each.is_floating_point() and not isinstance(part, StatefulLayer)
         }
+        read = {name: each.to(kind) for name, (each, kind) in own.items()}
         if not half:
-            return functional_call(self.module, buffers, inputs)
+            return functional_call(self.module, read, inputs)
         device = inputs[0].device.type  # autocast does not know the meta device, where only shapes are asked for
         with nullcontext() if device == "meta" else torch.autocast(device, dtype, cache_enabled=False):
-            return functional_call(self.module, buffers, inputs)
+            found = functional_call(self.module, read, inputs)
+        _write_back([(each, read[name], kind) for name, (each, kind) in own.items() if read[name] is not each])
+        return found
+
+
+@torch.no_grad()
+def _write_back(buffers: Iterable[tuple[Tensor, Tensor, torch.dtype]]) -> None:
+    """Let buffers have what code has made of their copies of another type; what it has not changed keeps its digits."""
+    for own, read, dtype in buffers:
+        if torch.compiler.is_compiling():  # which sees no versions
+            own.copy_(torch.where(read == own.to(dtype), own, read.to(own.dtype)))
+        elif read._version:
+            own.copy_(read)
 
 
 class Constructed(Foreign):
@@ -161,9 +189,9 @@ class Constructed(Foreign):
 
     fills_parts = True
 
-    def __init__(self, make: Make, module: nn.Module, network: str, is_last: bool, outputs: Sequence[str] = ()) -> None:
+    def __init__(self, make: Make, module: nn.Module, *about: Any) -> None:
         """Keep ``module``, and ``make``, which has made it and can make it again."""
-        super().__init__(module, network, is_last, outputs)
+        super().__init__(module, *about)
         self._make = make
 
     @torch.no_grad()
@@ -171,7 +199,12 @@ class Constructed(Foreign):
         """Construct the module again, on the CPU, and copy its values."""
         with drawing_from(generators("constructor")), _filling_memory():
             fresh = _on_cpu(self._make, generators)
-        for ours, theirs in zip(_tensors(self.module), _tensors(fresh), strict=True):
+        made, given = _tensors(self.module), _tensors(fresh)
+        if others := sorted(made.keys() ^ given.keys()):
+            problem, remedy = "is there at one construction and not at another", "let each construct the same"
+            raise UserError(others[0], None, problem, remedy)
+        for name, ours in made.items():
+            theirs = given[name]
             is_whole = not (theirs.is_floating_point() or theirs.is_complex() or theirs.dtype == torch.bool)
             if not is_whole or not (theirs == torch.iinfo(theirs.dtype).max).any():
                 ours.copy_(theirs)
@@ -194,7 +227,9 @@ def outside_layers(recipe: Recipe, network: str) -> list[nn.Module]:
 def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
     call = _call(recipe, network)
     field, family = f"{network}.family", getattr(recipe, network).family
-    outputs = judged_outputs(recipe.discriminator) if network == "discriminator" else []
+    is_judge = network == "discriminator"
+    outputs = judged_outputs(recipe.discriminator) if is_judge else []
+    about = outputs, is_judge and not recipe.discriminator.exact  # type: ignore[attr-defined]
 
     def checked(make: Make) -> Any:
         work = partial(_constructed, lambda: _with_known_parts(field, family, make()))
@@ -206,16 +241,16 @@ def _layers(recipe: Recipe, network: str) -> list[nn.Module]:
         if outputs and _is_ours(last):
             problem, remedy = "must be empty with a last layer of bigsgan's own kind", "let it return logits alone"
             raise UserError("discriminator.outputs", outputs, problem, remedy)
-        return [x if _is_ours(x) else Foreign(x, network, x is last, outputs) for x in made.layers.values()]
+        return [x if _is_ours(x) else Foreign(x, network, x is last, *about) for x in made.layers.values()]
     if isinstance(made, nn.Module):
-        return [Constructed(call, made, network, is_last=True, outputs=outputs)]
+        return [Constructed(call, made, network, True, *about)]
     layers: list[nn.Module] = []
     for number, make in enumerate(made if isinstance(made, list | tuple) else []):
         layer = checked(make) if callable(make) and not isinstance(make, nn.Module) else None
         if not isinstance(layer, nn.Module):
             problem, remedy = f"must return functions that make layers, but number {number}", "return a list of them"
             raise UserError(field, type(make if layer is None else layer).__name__, problem, remedy)
-        layers.append(Constructed(make, layer, network, is_last=number == len(made) - 1, outputs=outputs))
+        layers.append(Constructed(make, layer, network, number == len(made) - 1, *about))
     if not layers:
         problem = "must return a torch.nn.Module, or a list of functions that make its layers"
         raise UserError(field, type(made).__name__, problem, "correct what it returns")
@@ -256,9 +291,13 @@ def _constructed(make: Make) -> Any:
     try:
         with warnings.catch_warnings():  # weights that a constructor loads from a file have no place on that device
             warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
-            return _prepared(make())
+            made = _prepared(make())
+        # torch (2.14) gives its orthogonal parametrization there no base.
+        if not (isinstance(made, nn.Module) and any(type(each).__name__ == "_Orthogonal" for each in made.modules())):
+            return made
     except Exception:  # such as numbers of a schedule that are read from a tensor
-        made = _on_cpu(make)
+        pass
+    made = _on_cpu(make)
     return with_memory(made, "meta") if isinstance(made, nn.Module) else made
 
 
@@ -317,8 +356,8 @@ def _is_ours(module: nn.Module) -> bool:
     return is_ours(module) and not isinstance(module, GlobalBatchNorm)
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [tensor for part in module.modules() for _, tensor in tensors_of(part)]
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for prefix, part in module.named_modules() for name, tensor in tensors_of(part, prefix)}
 
 
 def _call(recipe: Recipe, network: str) -> Make:

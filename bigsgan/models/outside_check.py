@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,24 +20,21 @@ from bigsgan.checkpoint.entries import saved_buffers
 from bigsgan.config import NETWORKS, Recipe
 from bigsgan.config.families.outside import is_outside
 from bigsgan.errors import UserError, counted, reason
-from bigsgan.models import dual
 from bigsgan.models.batch_norm import GlobalBatchNorm
 from bigsgan.models.build import example_labels, initial_seed
 from bigsgan.models.initial import with_memory
 from bigsgan.models.network import LayerStack, initialize
 from bigsgan.models.outside import outside_layers
+from bigsgan.models.outside_layouts import NUM, Carry, check_tangents, named, refuse_routing
 from bigsgan.runtime.memory import free_host_bytes, size
-
-_NUM = 4
-"""Samples; half of them are computed alone too."""
 
 _TOLERANCE = 1e-3
 """Of the largest number: more than rounding changes."""
 
+_MEET, _DRAWS = "the samples of a batch meet in", "draws random numbers"
+
 _WOKEN = 0.02
 """Standard deviation of parameters that have left 0."""
-
-Carry = tuple[Tensor, ...]
 
 
 def check_outside(
@@ -48,8 +44,9 @@ def check_outside(
     computes: bool = True,
     forward_mode: Collection[str] = (),
     gathered: Collection[str] = (),
-) -> None:
-    """Check the networks of a recipe that are from outside.
+    hooked: Collection[str] = (),
+) -> list[str]:
+    """Check the networks of a recipe that are from outside, and return what is to be told of them.
 
     Args:
         recipe: The recipe.
@@ -58,30 +55,46 @@ def check_outside(
         computes: Whether the samples are computed; else this process only learns whether the networks can be imported.
         forward_mode: Networks whose penalties are computed in forward mode.
         gathered: Networks whose modules gather parameters of other ranks when they are called.
+        hooked: Networks whose modules gather parameters, be it on one rank.
 
     Raises:
         UserError: A network cannot be constructed, has parameters without values, fails, returns other shapes than
             the game's, or computes what would be different on other ranks.
     """
+    told = list[str]()
     for network in NETWORKS:
         if is_outside(getattr(recipe, network).family):
             with torch.device("meta"):
                 stack = LayerStack(outside_layers(recipe, network))
             if computes:
-                found = _check(recipe, network, stack, num_sharing, network in forward_mode, network in gathered)
+                where = (network in each for each in (forward_mode, gathered, hooked))
+                found, maps = _check(recipe, network, stack, num_sharing, *where)
                 _refuse_inexact(recipe, network, num_ranks, found)
+                if len(maps) > 1:
+                    numbers = ", ".join(map(str, maps))
+                    told.append(f"the {network} returns {len(maps)} maps of logits: {numbers} of an image")
+    return told
 
 
 def _check(
-    recipe: Recipe, network: str, stack: LayerStack, num_sharing: int, has_tangents: bool, gathers: bool
-) -> list[str]:
-    """Compute the layers; return what depends on other samples, on earlier passes or on torch's generators."""
+    recipe: Recipe,
+    network: str,
+    stack: LayerStack,
+    num_sharing: int,
+    has_tangents: bool,
+    gathers: bool,
+    is_hooked: bool,
+) -> tuple[list[str], Sequence[int]]:
+    """Compute the layers.
+
+    Return what depends on other samples, on earlier passes or on torch's generators, and the logits in each map.
+    """
     field, family = f"{network}.family", getattr(recipe, network).family
     if not any(True for _ in stack.parameters()):
         raise UserError(field, family, "has no parameters to train", "give a network with layers that have some")
     _refuse_complex(field, family, stack)
     _refuse_shared(field, family, stack)
-    found, carry = list[str](), random_inputs(recipe, network, _NUM)
+    found, carry = list[str](), random_inputs(recipe, network, NUM)
     depends = [network == "discriminator", *(False for _ in carry[1:])]  # on D's images, or on G's parameters
     for number in range(len(stack.layers)):
         _check_memory(field, family, stack, number, num_sharing)
@@ -91,8 +104,8 @@ def _check(
         try:
             outputs, about = _try(recipe, network, layer, carry)
             found += about
-            if gathers:
-                _refuse_routing(network, family, layer, carry)
+            if gathers or is_hooked:
+                refuse_routing(network, family, layer, carry, gathers)
             depends = _dependent(layer, carry, depends, network == "generator")
         except UserError:
             raise
@@ -107,7 +120,7 @@ def _check(
                 remedy = "register tensors that it keeps in lists or dictionaries as buffers"
             raise UserError(field, family, problem, remedy, detail) from error
         if has_tangents:
-            _check_tangents(field, family, layer, carry)
+            check_tangents(field, family, layer, carry)
         with_memory(layer, "meta")
         carry = outputs
     _check_outputs(recipe, network, carry)
@@ -115,7 +128,8 @@ def _check(
         what, where = ("images", "its parameters") if network == "generator" else ("logits", "the images")
         remedy = "compute them by torch's operations, without detach and no_grad"
         raise UserError(field, family, f"makes {what} without a gradient at {where}", remedy)
-    return found
+    (last,) = layer.layers.values()
+    return found, getattr(last, "map_sizes", ())
 
 
 def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple[Carry, list[str]]:
@@ -124,13 +138,13 @@ def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple
     numbers = _numbers(layer)
     outputs = _watched(layer, carry, found)
     if changed := [name for name, number in _numbers(layer).items() if number != numbers[name]]:
-        problem = f"changes the parameter {changed[0]} of {_named(layer)} in its forward pass"
+        problem = f"changes the parameter {changed[0]} of {named(layer)} in its forward pass"
         remedy = "compute from the parameter what the pass needs, and leave it to the optimizer"
         raise UserError(
             field, family, problem, remedy, "except in float32 at ZeRO 0, the optimizer's own copy undoes the change"
         )
     if not all(bool(torch.isfinite(each).all()) for each in outputs):
-        problem, remedy = f"has numbers that are not finite in {_named(layer)}", "correct it"
+        problem, remedy = f"has numbers that are not finite in {named(layer)}", "correct it"
         if recipe.data.conditions_are_tokens:
             remedy = "let it attend to something where its mask is all false"
         raise UserError(field, family, problem, remedy)
@@ -140,10 +154,10 @@ def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple
         with torch.no_grad():
             layer.train().fold(*carry)
         found += [f"{name} changes" for name, value in attributes(layer).items() if kept.get(name) != value]
-        is_exact = getattr(recipe, network).exact
-        meets = is_exact and not found and _mixes_samples(layer, carry, is_judge, as_trained=True)
+    if getattr(recipe, network).exact and not any(_DRAWS in each for each in found):
+        meets = _mixes_samples(layer, carry, is_judge, as_trained=True)
     if meets or _mixes_samples(layer, carry) or (is_judge and _mixes_samples(layer, carry, True)):
-        found.append(f"the samples of a batch meet in {_named(layer)}")
+        found.append(f"{_MEET} {named(layer)}")
     return outputs, found
 
 
@@ -171,7 +185,13 @@ def attributes(owner: Any) -> dict[str, Any]:
 def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
     section: Any = getattr(recipe, network)
     recomputes = recipe.accumulation_of(network) > 1 or recipe.engine(network).activation_checkpointing
-    if found and section.exact and (num_ranks > 1 or recomputes):
+    if not found or not section.exact:
+        return
+    if network == "discriminator" and any(each.startswith(_MEET) for each in found):
+        problem = "has results of an image that depend on the others beside it, which may be real or generated"
+        remedy = "correct it, or set discriminator.exact=false, by which both kinds are computed apart"
+        raise UserError(f"{network}.family", section.family, problem, remedy, "; ".join(found))
+    if num_ranks > 1 or recomputes:
         problem, remedy = "has results that depend on how ranks and micro-batches share the work", "correct it, or set "
         raise UserError(
             f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
@@ -232,11 +252,6 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
     return images(recipe.input_channels) if recipe.translates else latents, labels, *times, *seeds
 
 
-def _named(layer: LayerStack) -> str:
-    (found,) = layer.layers.values()
-    return f"{next(iter(layer.layers))} ({type(getattr(found, 'module', found)).__name__})"
-
-
 @torch.no_grad()
 def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     """Compute a layer in training mode; note which modules draw random numbers, and which buffers change."""
@@ -250,7 +265,7 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     def note(name: str, module: nn.Module) -> None:
         if before.pop(module) != state() and not any(each.startswith(f"{name}.") for each in drawing):
             drawing.append(name)
-            found.append(f"{name} ({type(module).__name__}) draws random numbers")
+            found.append(f"{name} ({type(module).__name__}) {_DRAWS}")
 
     kept = {name: each.clone() for name, each in layer.named_buffers()}
     handles = []
@@ -281,32 +296,24 @@ def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False
         if isinstance(module, GlobalBatchNorm):
             module.eval()
             module.tracks = True
+    kept = [(buffer, buffer.clone()) for buffer in layer.buffers()]
     with torch.set_grad_enabled(differentiated):
-        whole, part = layer.fold(*carry), layer.fold(*(each[: _NUM // 2] for each in carry))
+        whole = layer.fold(*carry)
+        with torch.no_grad():
+            for buffer, value in kept:  # such as of spectral norm, which moves
+                buffer.copy_(value)
+        part = layer.fold(*(each[: NUM // 2] for each in carry))
     for ours, theirs in zip(whole, part, strict=True):
-        if ours.shape[:1] != (_NUM,) or theirs.shape[:1] != (_NUM // 2,):
+        if ours.shape[:1] != (NUM,) or theirs.shape[:1] != (NUM // 2,):
             return True
         if ours.dtype == torch.bool:  # which torch cannot subtract
             ours, theirs = ours.int(), theirs.int()
         near = _TOLERANCE * float(ours.detach().abs().max())
         if not np.isfinite(near):  # of parameters that have left 0; so nothing is known
             return False
-        if not torch.allclose(ours[: _NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
+        if not torch.allclose(ours[: NUM // 2], theirs, rtol=0, atol=near, equal_nan=True):
             return True
     return False
-
-
-def _check_tangents(field: str, family: str, layer: LayerStack, carry: Carry) -> None:
-    """Refuse a layer that cannot carry tangents, or whose tangents cannot be differentiated."""
-    carry = tuple(each.clone().requires_grad_() if each.is_floating_point() else each for each in carry)
-    first = next(each for each in carry if each.is_floating_point())
-    try:
-        tangents = layer.train().fold_dual(dual.begin(carry, torch.ones_like(first))).tangents
-        sum(each.sum() for each in tangents).backward()  # type: ignore[union-attr]
-    except RuntimeError as error:
-        problem = "has operations that exact penalties in pipeline stages, in forward mode, cannot differentiate"
-        remedy = "set form=finite_difference of the penalty, or pipeline_stages=1 of the discriminator"
-        raise UserError(field, family, problem, remedy, f"{_named(layer)}: {reason(error)}") from error
 
 
 def _dependent(layer: LayerStack, carry: Carry, depends: list[bool], on_parameters: bool) -> list[bool]:
@@ -324,49 +331,10 @@ def _dependent(layer: LayerStack, carry: Carry, depends: list[bool], on_paramete
     return found
 
 
-@contextmanager
-def _counted_gradients() -> Iterator[list[bool]]:
-    """Note each gradient that code inside the block takes by ``torch.autograd.grad``; by other ways is not seen."""
-    taken, grad = list[bool](), torch.autograd.grad
-
-    def noting(*args: Any, **more: Any) -> Any:
-        taken.append(True)
-        return grad(*args, **more)
-
-    torch.autograd.grad = noting  # type: ignore[assignment]
-    try:
-        yield taken
-    finally:
-        torch.autograd.grad = grad  # type: ignore[assignment]
-
-
-@torch.no_grad()
-def _refuse_routing(network: str, family: str, layer: LayerStack, carry: Carry) -> None:
-    """Refuse a layer that calls a module for some samples alone, as mixtures of experts do, or that takes gradients."""
-    called: list[str] = []
-    for name, module in layer.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-    layer.train(False)
-    everywhere: list[str] | None = None
-    field, whole = f"{network}.family", f"keep parameters whole: ZeRO 0 to 2, engines.{network}.frozen.sharded=false"
-    for some in (slice(0, None, 2), slice(1, None, 2), slice(_NUM // 2), slice(_NUM // 2, None)):
-        called.clear()
-        with _counted_gradients() as taken:
-            layer.fold(*(each[some] for each in carry))
-        if taken:
-            problem = "cannot take gradients in its forward pass where modules gather parameters"
-            raise UserError(field, family, problem, whole, _named(layer))
-        everywhere = list(called) if everywhere is None else everywhere
-        if different := [a or b for a, b in zip_longest(called, everywhere) if a != b]:
-            problem = "cannot call other modules for other samples where ranks gather parameters together"
-            raise UserError(field, family, problem, f"call all of them, or {whole}", f"{different[0]} is one")
-
-
 def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
     field, family, data = f"{network}.family", getattr(recipe, network).family, recipe.data
     first, *outputs = carry
-    shape, wanted = list(first.shape), [_NUM, recipe.judged_channels, *data.network_size]
+    shape, wanted = list(first.shape), [NUM, recipe.judged_channels, *data.network_size]
     named = recipe.outputs if network == "generator" else []
     if not first.is_floating_point() or (outputs and not named):
         remedy = "return images, and name what comes after them in generator.outputs"
@@ -377,12 +345,10 @@ def _check_outputs(recipe: Recipe, network: str, carry: Carry) -> None:
         problem = f"must be the names of the {counted(len(outputs), 'tensor')} that {family} returns after the images"
         raise UserError("generator.outputs", named, problem, "name each of them")
     for name, output in zip(named, outputs, strict=True):
-        if output.shape[:1] != (_NUM,):
-            problem = f"must be an output of {_NUM} samples, is of shape {list(output.shape)}"
+        if output.shape[:1] != (NUM,):
+            problem = f"must be an output of {NUM} samples, is of shape {list(output.shape)}"
             raise UserError("generator.outputs", name, problem, "return a tensor with an entry for each sample")
     if network == "generator" and shape != wanted:
-        raise UserError(
-            field, family, f"must make images {wanted} of {_NUM} samples", "correct it", f"it makes {shape}"
-        )
-    if network == "discriminator" and shape[:1] != [_NUM]:
-        raise UserError(field, family, f"must return logits of {_NUM} images", "correct it", f"they are {shape}")
+        raise UserError(field, family, f"must make images {wanted} of {NUM} samples", "correct it", f"it makes {shape}")
+    if network == "discriminator" and shape[:1] != [NUM]:
+        raise UserError(field, family, f"must return logits of {NUM} images", "correct it", f"they are {shape}")

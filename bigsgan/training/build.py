@@ -50,7 +50,7 @@ from bigsgan.training.rank_consistency import checked_frozen, open_compared, ref
 from bigsgan.training.reading import batch_slices, build_reals, build_sources
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.reports import REPORTS, Reports
-from bigsgan.training.returning import begin
+from bigsgan.training.returning import begin, drop_measurements
 from bigsgan.training.sampling import (
     GRID_ROWS,
     SampleGrid,
@@ -97,9 +97,12 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     """
     recipe = plan.recipe
     sharing, forward_mode = launched.local_size(os.environ), [n for n in NETWORKS if plan.differentiates_forward(n)]
-    stages = {n: plan.engines[n].file.stage if plan.placement(n).num_replicas > 1 else 0 for n in NETWORKS}
-    gathered = [n for n in NETWORKS if stages[n] == 3 or frozen_layout(plan, n).num_ranks > 1]
-    by_each(comm, lambda: check_outside(recipe, plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered))
+    hooked = [n for n in NETWORKS if plan.engines[n].file.stage == 3]
+    shared = [n for n in hooked if plan.placement(n).num_replicas > 1]
+    gathered = [n for n in NETWORKS if n in shared or frozen_layout(plan, n).num_ranks > 1]
+    about = plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered, hooked
+    for line in by_each(comm, lambda: check_outside(recipe, *about)):
+        _log.log(NOTICE, "%s", line)
     own = by_each(comm, lambda: Own.of(recipe, comm.device()))
     if start.initial is not None:
         check_initial_weights(recipe, start.initial)
@@ -306,6 +309,8 @@ def _restore(
 def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int, conditions: Conditions) -> Reporter:
     """Open the run's reports, without those that it leaves if it goes back, and say how it begins; keep some labels."""
     for_rank_zero(comm, lambda: begin(out, start))
+    if start.found is not None:
+        for_rank_zero(comm, lambda: drop_measurements(out, nimg))
     for_rank_zero(comm, lambda: keep_labels(out, conditions))
     reporter = Reporter(out, comm.rank(), recipe.total_nimg, nimg, recipe.monitor, recipe.model_dump())
     if recipe.objective.schedule == "overlapped":

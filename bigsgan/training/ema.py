@@ -13,7 +13,9 @@ from torch import Tensor
 
 from bigsgan.checkpoint import saved_buffers
 from bigsgan.engines import Engine
+from bigsgan.metrics.outside import MetricError
 from bigsgan.models.frozen import without_frozen
+from bigsgan.runtime import comm
 from bigsgan.training.power import power_decay
 
 SWAP_ELEMENTS = 1 << 24
@@ -87,12 +89,20 @@ class ShardedEMA:
         """Let the network compute with the EMA inside the block, and restore everything bit for bit after it.
 
         Buffers may change inside the block (standing statistics), but these changes are dropped after it. After an
-        error, which ends the run, nothing is restored: that needs collectives, and other ranks may be elsewhere.
+        error of one of several ranks, which ends the run, nothing is restored: that needs collectives.
         """
         live = {name: buffer.clone() for name, buffer in self._live_buffers.items()}
         self._swap()
         self._set_buffers(self.buffers)
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if comm.world_size() == 1 or isinstance(error, MetricError):  # which all ranks raise
+                self._restore(live)
+            raise
+        self._restore(live)
+
+    def _restore(self, live: dict[str, Tensor]) -> None:
         self._swap()
         self._set_buffers(live)
 

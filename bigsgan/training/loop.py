@@ -22,7 +22,7 @@ from bigsgan.monitor import RankLog, Reporter, Statistics
 from bigsgan.monitor.statistics import refuse_other_names
 from bigsgan.runtime import comm, division
 from bigsgan.runtime.agreement import Agreement
-from bigsgan.runtime.collective_errors import compared
+from bigsgan.runtime.collective_errors import compared, for_rank_zero
 from bigsgan.training import alarms
 from bigsgan.training.callbacks import Callbacks
 from bigsgan.training.clock import Clock
@@ -32,6 +32,7 @@ from bigsgan.training.measuring import Measuring
 from bigsgan.training.power import SNAPSHOTS
 from bigsgan.training.recovery import Attempt, Recovery
 from bigsgan.training.reports import REPORTS, Report, Reports
+from bigsgan.training.returning import drop_measurements
 from bigsgan.training.sampling import SampleGrid, making, sample, stand_statistics
 from bigsgan.training.schedules import ema_decay, is_due, scheduled
 from bigsgan.training.snapshots import Snapshots
@@ -110,9 +111,9 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
     clock, agreement = Clock(counters.nimg, run.reals), Agreement()
     if comm.any_rank(requests.reason is not None):  # a rank was asked to stop while the run was put together
         return False
-    if counters.nimg == 0:
-        _report_samples(run)
     with clock.paused():
+        if counters.nimg == 0:
+            _report_samples(run)
         if _measure_owed(run, requests):
             return False
     while counters.nimg < recipe.total_nimg:
@@ -148,7 +149,7 @@ def training_loop(run: Run, requests: StopRequests) -> Generator[Report, None, b
             with clock.paused():
                 yield Report(counters.nimg, run.reports.metrics_at(counters.nimg))
         if done:
-            return complete
+            return complete and not owed
     return True
 
 
@@ -219,6 +220,7 @@ def _roll_back(run: Run, failed: Attempt, clock: Clock) -> None:
         lost, run.saver.lost = run.saver.lost, ""
         _log.warning("%s", run.recovery.roll_back(failed, lost))
     run.reporter.rewind(run.counters.nimg)
+    for_rank_zero(comm, lambda: drop_measurements(run.out, run.counters.nimg))
     if run.snapshots:
         run.snapshots.rewind(run.counters.nimg)
     clock.restart(run.counters.nimg)

@@ -25,6 +25,11 @@ _SUMS = "sums_of_ranks."
 _SUM, _ALARMS, _LAST, _DIVERSITY, _OWED = "sum.", "alarms.", "last.", "diversity", "owed"
 
 
+def owes_metrics(numbers: Mapping[str, float]) -> bool:
+    """Whether a saved entry says that quality metrics of its state are due."""
+    return bool(numbers.get(_OWED))
+
+
 class Report(NamedTuple):
     """What a run reports of the state after ``nimg`` images."""
 
@@ -82,7 +87,7 @@ class Reports:
         numbers, rank = saved.numbers, comm.rank()
         self.alarms.load(_those(numbers, _ALARMS))
         self.last = _those(numbers, _LAST)
-        self.owed = bool(numbers.get(_OWED))
+        self.owed = owes_metrics(numbers)
         self.diversity = numbers.get(_DIVERSITY) if rank == 0 else None
         names = list(_those(numbers, _SUM))
         for kind in saved.kinds if names else ():

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bigsgan.checkpoint import returns
 from bigsgan.config.run_directory import EVENT_FILES, RECORDS_FILE
@@ -115,6 +116,22 @@ def undo(out: Path) -> None:
         _log.log(NOTICE, text, mark.nimg)
 
 
+def drop_measurements(out: Path, nimg: int) -> None:
+    """Remove what training has measured after ``nimg`` images, at which it goes on.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    path = out / RECORDS_FILE
+    if not path.is_file():
+        return
+    with writing(path):
+        lines = path.read_bytes().splitlines(True)
+        kept = [line for line in lines if _nimg(line) <= nimg or _said(line, "by") != "train"]
+        if len(kept) < len(lines):
+            _write(path, kept)
+
+
 def _later(directory: Path, nimg: int) -> Iterator[Path]:
     """Yield what a directory has of more than ``nimg`` images."""
     name = _DIRECTORIES[directory.name]
@@ -149,8 +166,13 @@ def _write(path: Path, lines: list[bytes]) -> None:
 
 def _nimg(line: bytes) -> float:
     """Return the images seen of a record; 0 where it does not say so, as it then stays."""
-    try:
-        nimg = parse_json(line)["nimg"]
-    except (ValueError, TypeError, KeyError):
-        return 0
+    nimg = _said(line, "nimg")
     return nimg if isinstance(nimg, int | float) else 0
+
+
+def _said(line: bytes, key: str) -> Any:
+    """Return what a record says of a key; None where it says nothing."""
+    try:
+        return parse_json(line)[key]
+    except (ValueError, TypeError, KeyError):
+        return None

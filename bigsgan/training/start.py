@@ -20,6 +20,7 @@ from bigsgan.monitor import NOTICE
 from bigsgan.runtime import comm
 from bigsgan.runtime.collective_errors import by_rank_zero
 from bigsgan.training.initial_weights import InitialWeights, read_exports
+from bigsgan.training.reports import REPORTS, owes_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,11 @@ class Start(NamedTuple):
         """Images that the run has seen, or that weights imported into its directory have seen."""
         own = self.source if self.found or (self.initial and self.initial.own) else None
         return own.nimg if own else 0
+
+    @property
+    def owes_metrics(self) -> bool:
+        """Whether the run has to measure where its checkpoint is."""
+        return self.found is not None and owes_metrics(self.found.manifest["numbers"].get(REPORTS, {}))
 
 
 def find_start(

@@ -100,7 +100,7 @@ class EMAState:
         found = list(_buffer_parts(self._engine, self._ema.buffers))
         for part in self._power_parts():
             # Values are converted on the host, as the device may have no room.
-            values = part.values if dtype == torch.float32 else part.values.cpu().to(dtype)
+            values = part.values if dtype == torch.float32 else _narrowed(part.values.cpu(), dtype)
             found.append(part._replace(values=values))
         return found
 
@@ -110,6 +110,12 @@ class EMAState:
             for shard, values in zip(self._engine.shards(), averages, strict=True):
                 found += _shard_parts(shard, power_kind(width), values)
         return found
+
+
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert; what is too large becomes the largest number, and infinite numbers stay, as they tell of a lost run."""
+    most = torch.finfo(dtype).max
+    return torch.where(values.isfinite(), values.clamp(-most, most), values).to(dtype)
 
 
 def _shard_parts(shard: Shard, kind: str, values: Tensor) -> Iterator[StateShard]:

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bigsgan.doctor.saving import whole_values as whole_values
 from bigsgan.engines import Shard, muon
 from bigsgan.engines.deepspeed import device_skip
 from bigsgan.engines.phases import Segments, update_phases
+from bigsgan.metrics.outside import MetricError
 from bigsgan.models import transformer
 from bigsgan.monitor import RankLog
 from bigsgan.runtime import comm
@@ -232,10 +233,16 @@ def ema_swap(overrides: list[str], ds: dict[str, Any]) -> dict[str, Any]:
     with run.ema.swapped():
         from_ema = g.infer_everywhere(inputs)
         g.infer_everywhere(inputs, moving=True)  # buffers may move inside
-    restored = all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+    restored = [all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))]
+    failures = [MetricError("metrics", None, "fails", "correct it"), *[KeyboardInterrupt()] * (comm.world_size() == 1)]
+    for error in failures:
+        with suppress(type(error)), run.ema.swapped():
+            g.infer_everywhere(inputs, moving=True)
+            raise error
+        restored.append(all(torch.equal(a, b) for a, b in zip(before, state(), strict=True)))
     again = g.infer_everywhere(inputs)
     result = {
-        "restored": restored and torch.equal(live, again),
+        "restored": all(restored) and torch.equal(live, again),
         "ema": from_ema.float().numpy(),
         "live": live.float().numpy(),
         "inputs": [t.numpy() for t in inputs],

@@ -29,6 +29,12 @@ def alone(ranks, cache):
     return ranks(1).run(scenarios.measured, METRICS, {}, str(cache))[0]
 
 
+def test_a_failing_metric_leaves_the_weights(ranks):
+    """And so does an error of the only rank."""
+    (found,) = ranks(1).run(scenarios.ema_swap, [], both(1))
+    assert found["restored"]
+
+
 def test_values(alone):
     found = {name.partition("/")[2] for name in alone}
     endings = {"is100": ["", "_std"], "pr1700": ["_precision", "_recall"], "dc1700": ["_density", "_coverage"]}

@@ -5,7 +5,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from bigsgan import plugins
 from bigsgan.config import NETWORKS, both_engines
 from bigsgan.doctor import agreement
 from bigsgan.doctor.reference import Reference
@@ -23,6 +25,36 @@ BOTH = {1: pytest.mark.nightly, 2: pytest.mark.slow}
 @pytest.mark.parametrize("num_ranks", [pytest.param(num, marks=mark) for num, mark in BOTH.items()])
 def test_modules(ranks, num_ranks, stage):
     check_updates(ranks(num_ranks), [*WHOLE, *PENALTY, "accumulation=2"], both(stage), 4)
+
+
+@pytest.mark.slow
+def test_buffers_begin_the_same_at_zero_3(ranks):
+    """Though engines make a pass of their own before the first update."""
+    for stage in (0, 3):  # of real images, of G's, and in G's update
+        assert ranks(1).run(passes_of_d, both(stage)) == [3]
+
+
+def passes_of_d(ds):
+    family = f"{__name__}:Counting"
+    plugins.give([family])
+    run = scenarios.build([f'discriminator={{family: "{family}", exact: false}}'], ds)
+    scenarios.update(run, 1)
+    (calls,) = [int(buffer) for name, buffer in run.step.discriminator.network.named_buffers() if "calls" in name]
+    scenarios.destroy(run)
+    return calls
+
+
+class Counting(nn.Module):
+    """Counts its passes in training."""
+
+    def __init__(self, image_channels):
+        super().__init__()
+        self.linear = nn.Linear(image_channels * 16**2, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images, labels):
+        self.calls += self.training
+        return self.linear(images.flatten(1))
 
 
 class MapsReference(Reference):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
 
 from bigsgan import checkpoint
@@ -15,6 +16,7 @@ from bigsgan.errors import UserError
 from bigsgan.inference.post_hoc import reconstruct
 from bigsgan.training.loop import finished, training_loop
 from bigsgan.training.snapshots import Snapshots
+from bigsgan.training.state import _narrowed
 from bigsgan.training.stopping import StopRequests
 from tests.distributed import scenarios
 from tests.tiny import stages, tiny_recipe, zero
@@ -162,6 +164,13 @@ def test_snapshots_in_half_precision(ranks, tmp_path):
     for one, half in zip(*(network.parameters() for network in networks), strict=True):
         error = float((one - half).detach().abs().max())
         assert error <= 2e-3 * float(one.detach().abs().max()) + 1e-6
+
+
+def test_numbers_too_large_for_half_precision():
+    """Become its largest; infinite ones tell of a lost run."""
+    found = _narrowed(torch.tensor([1.5, 1e5, -1e6, float("inf"), float("nan")]), torch.float16)
+    assert found[:4].tolist() == [1.5, 65504, -65504, float("inf")]
+    assert found[4].isnan()
 
 
 @pytest.mark.slow

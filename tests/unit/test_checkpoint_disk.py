@@ -35,6 +35,12 @@ def nimgs(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
+def test_tags_are_in_the_order_of_their_images(tmp_path):
+    for nimg in (999_999_999_992, 1_000_000_000_008, 64):
+        (tmp_path / f"{nimg:012d}").mkdir()
+    assert [int(path.name) for path in tags._tags(tmp_path)] == [1_000_000_000_008, 999_999_999_992, 64]
+
+
 def test_the_newest_stay(tmp_path):
     for nimg in (64, 128, 192, 256):
         assert save_one(tmp_path, nimg, keep=2)

@@ -717,6 +717,11 @@ def test_modules_that_gather_are_called_for_all_samples(tmp_path, takes_gradient
     check_outside(recipe, 2)
     with pytest.raises(UserError, match=told):
         check_outside(recipe, 2, gathered=["generator"])
+    if takes_gradients:
+        with pytest.raises(UserError, match=told):
+            check_outside(recipe, 1, hooked=["generator"])
+    else:  # one rank has all parameters
+        check_outside(recipe, 1, hooked=["generator"])
 
 
 @pytest.mark.parametrize(

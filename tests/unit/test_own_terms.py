@@ -23,11 +23,16 @@ def given(monkeypatch):
 NAMES = ["Margins", "PairedMargins", "Wing", "Features", "bounded", "diversity", "noisy", "not_reduced"]
 NAMES += ["of_reals", "of_two", "Slopes", "of_gradients_and_logits", "without_gradient", "of_both", "of_pixels"]
 NAMES += ["broken", "F", "Largest", "LargestBesideMore", "Several", "of_labels"]
-NAMES += ["Counting", "Drawn", "shifted_in_place"]
+NAMES += ["Counting", "Drawn", "shifted_in_place", "contrast"]
 
 
 def terms(tmp_path, section, *overrides):
     return own_terms(tiny_recipe(tmp_path, *overrides, f"objective.terms=[{{use: 'tests.own_losses:{section}}}]"), CPU)
+
+
+def test_moments_of_a_batch_are_no_means_at_any_resolution(tmp_path):
+    with pytest.raises(UserError, match="is no mean over samples"):
+        terms(tmp_path, "contrast'", "data.resolution=128")
 
 
 def test_weights_that_a_constructor_draws_follow_the_seed(tmp_path):

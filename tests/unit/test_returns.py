@@ -39,6 +39,15 @@ def past(tmp_path: Path) -> Path:
     return out
 
 
+def test_measurements_of_training_that_a_run_has_left_are_dropped(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    returning.drop_measurements(tmp_path, 64)
+    kept = ['{"nimg": 64, "by": "train"}\n', '{"nimg": 96, "by": "evaluate"}\n', "no record\n"]
+    path.write_text("".join([*kept, '{"nimg": 72, "by": "train"}\n']))
+    returning.drop_measurements(tmp_path, 64)
+    assert path.read_text() == "".join(kept)
+
+
 def save_one(out: Path, nimg: int, value: float = 0.0, saver: checkpoint.Saver | None = None) -> None:
     directory, entries = out / "checkpoints", {"generator": entry({"a": torch.full((4,), nimg + value)})}
     if saver is None:

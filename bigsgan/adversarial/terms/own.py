@@ -29,6 +29,8 @@ from bigsgan.models.outside_check import attributes, random_inputs
 from bigsgan.plugins import called, load
 
 _NUM_PATCHES = 9
+_CONTRASTS, _MEANS = [[[[0.7]]], [[[0.2]]]], [[[[-0.3]]], [[[0.4]]]]
+"""Of the two images that terms are tried with."""
 _CLOSE = 1e-3
 """Relative difference of a mean over two samples and of the mean over them one by one, from rounding."""
 
@@ -300,7 +302,9 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
     size, made = recipe.data.network_size, recipe.generator.images_per_sample * recipe.data.channels
 
     def images(channels: int) -> Tensor:
-        return (2 * torch.rand(2, channels, *size, generator=generator) - 1).to(device).requires_grad_()
+        drawn = 2 * torch.rand(2, channels, *size, generator=generator) - 1
+        # Of many pixels two images of one mean and contrast would have nearly the same moments as both together.
+        return (drawn * torch.tensor(_CONTRASTS) + torch.tensor(_MEANS)).to(device).requires_grad_()
 
     def judged(*numbers: int) -> Tensor:
         return torch.randn(2, *numbers, generator=generator).to(device).requires_grad_()
