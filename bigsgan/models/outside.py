@@ -27,7 +27,7 @@ from bigsgan.config import Recipe
 from bigsgan.config.families.base import judged_outputs
 from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
-from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
+from bigsgan.models.batch_norm import BatchStatistics, GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
 from bigsgan.models.frozen import Reads, freeze, types_as_made
 from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
@@ -84,6 +84,9 @@ class Foreign(TwiceDifferentiable):
         segments = getattr(self, "segments", 1)
         if segments == 1:
             return self._applied(carry)
+        for each in self.module.modules():
+            if isinstance(each, BatchStatistics):  # which would divide each part once more
+                each.segments = 1
         parts = zip(*(each.chunk(segments) for each in carry), strict=True)
         return tuple(torch.cat(entries) for entries in zip(*map(self._applied, parts), strict=True))
 

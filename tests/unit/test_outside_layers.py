@@ -130,6 +130,12 @@ class Deviation(nn.Module):
         return self.last(torch.cat([h, h.std(0).mean().expand(len(h), 1)], dim=1))
 
 
+class TorchsNorm(Deviation):
+    def __init__(self, image_channels):
+        super().__init__(image_channels)
+        self.features = nn.Sequential(self.features, nn.BatchNorm2d(4))
+
+
 class OwnNorm(Deviation):
     def __init__(self, image_channels):
         super().__init__(image_channels)
@@ -139,7 +145,7 @@ class OwnNorm(Deviation):
         return self.last(self.norm(self.features(images)).flatten(1))
 
 
-@pytest.mark.parametrize("kind", ["Deviation", "OwnNorm"])
+@pytest.mark.parametrize("kind", ["Deviation", "TorchsNorm", "OwnNorm"])
 def test_real_and_generated_images_do_not_meet(tmp_path, kind):
     """On one rank it is refused, too, or D computes both apart."""
     with pytest.raises(UserError, match=r"depend on the others beside it.*set discriminator\.exact=false"):
@@ -149,7 +155,7 @@ def test_real_and_generated_images_do_not_meet(tmp_path, kind):
     network = build_network(recipe, "discriminator")
     initialize(network, 0)
     (layer,) = network.layers.values()
-    real, fake = torch.randn(2, 4, 1, 16, 16)
+    real, fake = torch.randn(2, 4, 1, 16, 16) * torch.tensor([1.0, 3.0]).view(2, 1, 1, 1, 1)
     labels = torch.zeros(4, dtype=torch.int64)
     both = network(torch.cat([real, fake]), labels.repeat(2), segments=2)
     expected = torch.cat([layer.module(each, labels) for each in (real, fake)])
@@ -187,3 +193,11 @@ def test_a_tuple_of_maps_is_told(tmp_path):
     assert check_outside(recipe_of_d(tmp_path, "TwoMaps"), 2) == [
         "the discriminator returns 2 maps of logits: 1, 10 of an image"
     ]
+
+
+@pytest.mark.parametrize("kind, exact", [("TorchsNorm", True), ("Deviation", False)])
+def test_no_penalty_takes_a_part_of_a_batch_whose_samples_meet(tmp_path, kind, exact):
+    plugins.give([family := f"{__name__}:{kind}"])
+    section = f"discriminator={json.dumps({'family': family, 'exact': exact})}"
+    with pytest.raises(UserError, match=r"objective\.r1\.batch_shrink: must be 1 with .*this D compares images"):
+        build_network(tiny_recipe(tmp_path, section, "objective.r1={weight: 1, batch_shrink: 2}"), "discriminator")
