@@ -47,7 +47,8 @@ READERS = {
     "label_key": ("tar", "huggingface", "hdf5"),
     "input_root": _TWO_FOLDERS,
     "input_side": ("side_by_side",),
-    "input_channels": _TWO_IMAGES,
+    "input_channels": (*_TWO_IMAGES, _OUTSIDE),
+    "pairs": (_OUTSIDE,),
     "num_images": ("synthetic", "synthetic_pairs"),
     "range": ("folder", "zip", "tar", "huggingface", "hdf5", _OUTSIDE),
     "condition_size": (*_CONDITIONED, "synthetic", _OUTSIDE),
@@ -127,6 +128,8 @@ class Data(Section):
     """Source of images, listed below, or [your code](../how-to/own-data.md), such as ``mypackage.data:Faces``."""
     arguments: dict[str, Any] = Field(default={})
     """Arguments of your code."""
+    pairs: bool = False
+    """Samples of your code are pairs: an input image, and its target."""
     root: PathText | None = None
     """Directory or file of the data; with two folders, of the targets."""
     input_root: PathText | None = None
@@ -244,7 +247,7 @@ class Data(Section):
     @property
     def paired(self) -> bool:
         """Whether the data holds pairs of an input and a target."""
-        return self.kind in _PAIRED
+        return self.pairs or self.kind in _PAIRED
 
     @property
     def joins_domains(self) -> bool:
@@ -254,7 +257,7 @@ class Data(Section):
     @property
     def has_inputs(self) -> bool:
         """Whether a sample holds an input image before the other: a pair, or images of two domains."""
-        return self.kind in _TWO_IMAGES
+        return self.pairs or self.kind in _TWO_IMAGES
 
     @property
     def channels(self) -> int:
@@ -336,6 +339,10 @@ class Data(Section):
             self.refuse_changed("data", keys, "data.num_classes=0", remedy)
         if not classes:
             self.refuse_changed("data", ["multi_label"], "data.num_classes=0", "remove it, or set data.num_classes")
+        if self.is_outside and not self.pairs:
+            self.refuse_changed("data", ["input_channels"], "data.pairs=false", "remove it, or set data.pairs=true")
+        if self.pairs and self.range is not None:
+            raise UserError("data.range", self.range, "must be null with data.pairs=true", "remove it")
         if self.has_inputs and classes:
             problem = f"must be 0 with data.kind={self.kind}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
@@ -357,8 +364,8 @@ class Data(Section):
         """Refuse keys that this kind of data does not read."""
         fields, kind = type(self).model_fields, _OUTSIDE if self.is_outside else self.kind
         keys = self.changed("", [key for key, kinds in READERS.items() if kind not in kinds])
-        shown = {key: "null" if fields[key].default is None else fields[key].default for key in keys}
-        unset = " ".join(f"data.{key}={shown[key]}" for key in keys)
+        defaults = ((key, fields[key].default) for key in keys)
+        unset = " ".join(f"data.{key}={str(value).lower().replace('none', 'null')}" for key, value in defaults)
         for key in keys:
             removed = "remove it" if len(keys) == 1 else "remove them"
             remedy = f"{removed}, set {unset}, or choose a data.kind that reads it ({', '.join(READERS[key])})"

@@ -35,7 +35,7 @@ _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
 _READ_AGAIN = 2
 """Times that a sample is read again, to see whether it is the same."""
-_OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
+_OFFERED = ("root", "resolution", "image_channels", "input_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
 
@@ -73,18 +73,21 @@ class OutsideImages(ImageDataset):
         with accepting_truncated(self.data.accepts_truncated):
             image, label = self.sample(index)
             try:
-                return self._converted(image, name), recipe_label(self.data, label)
+                if self.data.pairs:
+                    images = zip(image, (self.data.input_channels, self.data.image_channels), strict=True)
+                    return torch.cat([self._converted(each, name, channels) for each, channels in images]), 0
+                return self._converted(image, name, self.data.image_channels), recipe_label(self.data, label)
             except ValueError as error:
                 raise CorruptImage(name, str(error)) from error
 
     def sample(self, index: int) -> tuple[Any, Any]:
-        """Return an image and its label as the data set has them, None without a label.
+        """Return an image, or a pair, and its label as the data set has them, None without a label.
 
         Raises:
             CorruptImage: The data set raises an exception, or the sample is empty.
         """
         try:
-            return _parts(self.source[index])
+            return _parts(self.source[index], self.data.pairs)
         except CorruptImage:
             raise
         except (Exception, SystemExit) as error:  # anything: the user's code
@@ -98,8 +101,8 @@ class OutsideImages(ImageDataset):
         """Return a digest of the attributes with an item for each image."""
         return of_attributes(self.source, len(self), os.path.expanduser(str(self.data.root)))
 
-    def _converted(self, image: Any, name: str) -> Tensor:
-        fitting, channels = self.data.fitting, self.data.image_channels
+    def _converted(self, image: Any, name: str, channels: int) -> Tensor:
+        fitting = self.data.fitting
         if self.data.range is not None:
             return wide_tensor(numbers_of(image, channels), name, fitting, channels, self.data.range)
         if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.shape == (channels, *fitting.size):
@@ -168,11 +171,12 @@ def _check_sample(source: Any, data: Data) -> None:
     """Check the first sample, and its class: in a loading process, each would count as an unreadable image."""
     sample = plugins.called("data.kind", data.kind, lambda: source[0], " in __getitem__(0)")
     try:
-        image, label = _parts(sample)
-        pil_image(image) if data.range is None else numbers_of(image, data.image_channels)
+        image, label = _parts(sample, data.pairs)
+        for each in image if data.pairs else [image]:
+            pil_image(each) if data.range is None else numbers_of(each, data.image_channels)
     except ValueError as error:
-        problem = f"has a first sample that is no image: {error}"
-        raise UserError("data.kind", data.kind, problem, f"return {_FORMS}") from None
+        problem = f"has a first sample that is no {'pair of images' if data.pairs else 'image'}: {error}"
+        raise UserError("data.kind", data.kind, problem, f"return {'two, each ' * data.pairs}{_FORMS}") from None
     try:
         number = recipe_label(data, label)
     except ValueError as error:
@@ -190,8 +194,15 @@ def _check_sample(source: Any, data: Data) -> None:
         raise wrong_num_classes(data, found, "classes")
 
 
-def _parts(sample: Any) -> tuple[Any, Any]:
-    """Return the image and the label, None without one, of a sample: the image alone, or the first two of a tuple."""
+def _parts(sample: Any, is_pair: bool) -> tuple[Any, Any]:
+    """Return the image and the label, None without one, of a sample: the image alone, or the first two of a tuple.
+
+    Of pairs, these are the images.
+    """
+    if is_pair:
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise ValueError(f"it is of type {type(sample).__name__}, not a tuple of two")
+        return tuple(sample), None
     if isinstance(sample, tuple | list):
         if not sample:
             raise ValueError("an empty sample")

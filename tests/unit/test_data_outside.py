@@ -58,6 +58,33 @@ def section(monkeypatch):
     return make
 
 
+def test_pairs(section):
+    """The input's channels come first, and both are fitted."""
+    grey, wide = np.full((4, 4), 9, np.uint8), np.full((4, 4, 3), 7, np.uint8)
+    data = section(lambda input_channels: Samples([(grey, wide)] * input_channels), pairs=True, input_channels=1)
+    image, label = build_dataset(data)[0]
+    assert (label, image.dtype) == (0, torch.uint8)
+    assert image.tolist() == [[[number] * 2] * 2 for number in (9, 7, 7, 7)]
+
+
+@pytest.mark.parametrize(
+    "changes, sample, text",
+    [
+        ({}, PIXELS, "has a first sample that is no pair of images: it is of type ndarray, not a tuple of two"),
+        ({}, (PIXELS, PIXELS, 0), "it is of type tuple, not a tuple of two"),
+        ({}, (PIXELS, 3), "it is of type int; return two, each a PIL image"),
+        ({"num_classes": 2}, (PIXELS, PIXELS), "data.num_classes: must be 0 with"),
+        ({"range": [0, 1]}, (PIXELS, PIXELS), "data.range: must be null with data.pairs=true"),
+        ({"pairs": False, "input_channels": 1}, PIXELS, "data.input_channels: must be unset with data.pairs=false"),
+        ({"kind": "digits", "image_channels": 1}, PIXELS, "remove it, set data.pairs=false, or choose a data.kind"),
+    ],
+)
+def test_what_are_no_pairs(section, changes, sample, text):
+    with pytest.raises(UserError) as caught:
+        build_dataset(section(lambda: Samples([sample]), **{"pairs": True, **changes}))
+    assert text in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "sample",
     [
