@@ -13,7 +13,6 @@ from torch import Tensor
 from bigsgan.checkpoint import SavedValues, StateShard
 from bigsgan.config import RunPlan
 from bigsgan.data import Slice
-from bigsgan.engines import Outcome
 from bigsgan.monitor import NOTICE
 
 _KIND = "images"
@@ -62,7 +61,7 @@ class StaleImages:
         """Return the images that were kept for a step of this update."""
         return self._now[d_step, micro_batch]
 
-    def finish_update(self, update: int, applied: Outcome = True) -> None:
+    def finish_update(self, update: int) -> None:
         """End update number ``update``, applied or skipped. All ranks call this."""
         self._now, self._next, self.update = self._next, {}, update + 1
 

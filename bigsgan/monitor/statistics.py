@@ -12,8 +12,6 @@ from torch import Tensor
 from bigsgan.errors import UserError
 
 _NO_FLOAT64 = {"mps"}  # device types without float64
-# Small enough that float32, exact up to 2**24, still holds the sum of 4096 ranks' fingerprints.
-_FINGERPRINTS = 4096
 _MOST_SHOWN = 8
 
 
@@ -60,22 +58,14 @@ class Statistics:
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the mean of each name, sorted, over everything that the ranks added since the last call; start afresh.
 
-        A collective: every rank calls it at the same point, and has added to the same names, except declared ones. It
-        waits for the device once. A declared name that no rank added to is left out. A name to which only empty tensors
-        were added has the mean NaN.
+        A collective: every rank calls it at the same point, and has added to or declared the same names, as
+        ``check_names`` sees. It waits for the device once. A declared name that no rank added to is left out. A name to
+        which only empty tensors were added has the mean NaN.
 
         ``sum_over_ranks`` sums a vector on the device elementwise over the ranks; it is the identity on one rank.
-
-        Raises:
-            RuntimeError: Ranks added to as many names, but not to the same ones. (With different numbers of names the
-                vectors differ in length, which ``sum_over_ranks`` itself must refuse.)
         """
         names = self.names
-        fingerprint = zlib.crc32("\n".join(names).encode()) % _FINGERPRINTS
-        total = sum_over_ranks(self._vector(names, fingerprint)).cpu()
-        sums, counts, (fingerprints, num_ranks) = total.split([len(names), len(names), 2])
-        if fingerprints != fingerprint * num_ranks:
-            raise RuntimeError(f"the ranks report different statistics; this one has {', '.join(names) or 'none'}")
+        sums, counts = sum_over_ranks(self._vector(names)).cpu().view(2, -1)
         self.clear()
         means = zip(names, (sums / counts).tolist(), counts.tolist(), strict=True)
         return {name: mean for name, mean, count in means if count or name not in self._declared}
@@ -137,11 +127,11 @@ class Statistics:
         self._host_sums.clear()
         self._counts.clear()
 
-    def _vector(self, names: list[str], fingerprint: int) -> Tensor:
-        """Return sums, counts, fingerprint of the names and 1: (2 * len(names) + 2,) on the device."""
+    def _vector(self, names: list[str]) -> Tensor:
+        """Return sums and counts, (2 * len(names),) on the device."""
         host_sums = [self._host_sums.get(name, 0.0) for name in names]
         counts = [self._counts[name] for name in names]
-        vector = torch.tensor([*host_sums, *counts, fingerprint, 1], dtype=self._dtype, device=self.device)
+        vector = torch.tensor([*host_sums, *counts], dtype=self._dtype, device=self.device)
         if self._device_sums:
             zero = vector.new_zeros(())
             vector[: len(names)] += torch.stack([self._device_sums.get(name, zero) for name in names])

@@ -94,15 +94,6 @@ def test_values_of_inference_mode_and_with_a_graph_mix():
     assert statistics.reduce(lambda vector: vector) == {"loss": 1.5}
 
 
-def test_ranks_with_different_names_are_refused():
-    here, there = Statistics(CPU), Statistics(CPU)
-    here.add("loss/generator", torch.tensor(1.0))
-    there.add("loss/discriminator", torch.tensor(1.0))
-    other = vector_of(there)
-    with pytest.raises(RuntimeError, match=r"different statistics; this one has loss/generator$"):
-        here.reduce(lambda vector: vector + other)
-
-
 class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
