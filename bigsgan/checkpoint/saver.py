@@ -138,12 +138,13 @@ class Saver:
         Returns:
             Whether it is complete; True if none was in progress.
         """
-        job, self._job = self._job, None
+        job = self._job
         if job is None:
             return True
         wait(job.tasks[:1])
         self._barrier()
         done = self._on_all_ranks(job, job.tasks[0].result) and self._on_all_ranks(job, job.tasks[-1].result)
+        self._job = None  # not before: after Ctrl-C in a notebook the next save waits for this one
         if done:
             self.left.clear()
             self.write_seconds = job.write_seconds

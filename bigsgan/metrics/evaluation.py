@@ -138,11 +138,13 @@ class Evaluation:
         start = time.perf_counter()
         with tf32(False):  # its ten bits would change features visibly
             self.features.network.to(comm.device())
-            reals = self._see_reals(stopped) if self._show_reals(stopped) else None
-            means = [MeanFidelity(each, self.features.lpips) for each in self._asked if each.kind in FIDELITIES]
-            uses = [CodeUse(metric) for metric in self._asked if metric.kind == "codebook"]
-            fakes = None if reals is None else self._see_fakes(generate, replica, reals, means, uses, stopped)
-            self.features.network.cpu()  # the memory is for training
+            try:
+                reals = self._see_reals(stopped) if self._show_reals(stopped) else None
+                means = [MeanFidelity(each, self.features.lpips) for each in self._asked if each.kind in FIDELITIES]
+                uses = [CodeUse(metric) for metric in self._asked if metric.kind == "codebook"]
+                fakes = None if reals is None else self._see_fakes(generate, replica, reals, means, uses, stopped)
+            finally:
+                self.features.network.cpu()  # the memory is for training
             if reals is None or fakes is None:
                 return []
             comparison = _Comparison(reals, fakes, self._tell, self._against.gaussian)
