@@ -32,6 +32,7 @@ _TOLERANCE = 1e-3
 """Of the largest number: more than rounding changes."""
 
 _MEET, _DRAWS = "the samples of a batch meet in", "draws random numbers"
+_MOVES = "changes in each pass"
 
 _WOKEN = 0.02
 """Standard deviation of parameters that have left 0."""
@@ -136,7 +137,9 @@ def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple
     """Compute a layer; return its outputs, and what depends on other samples, earlier passes or random numbers."""
     field, family, found = f"{network}.family", getattr(recipe, network).family, list[str]()
     numbers = _numbers(layer)
-    outputs = _watched(layer, carry, found)
+    outputs, moved = _watched(layer, carry, found)
+    if moved and not (moves_alike := not found and _move_alike(layer, carry, moved)):
+        found += [f"{name} changes" for name in moved]
     if changed := [name for name, number in _numbers(layer).items() if number != numbers[name]]:
         problem = f"changes the parameter {changed[0]} of {named(layer)} in its forward pass"
         remedy = "compute from the parameter what the pass needs, and leave it to the optimizer"
@@ -153,11 +156,14 @@ def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple
         kept = attributes(layer)  # after a pass that may have cached something
         with torch.no_grad():
             layer.train().fold(*carry)
-        found += [f"{name} changes" for name, value in attributes(layer).items() if kept.get(name) != value]
+        others = {name: value for name, value in attributes(layer).items() if name not in moved}
+        found += [f"{name} changes" for name, value in others.items() if kept.get(name) != value]
     if getattr(recipe, network).exact and not any(_DRAWS in each for each in found):
         meets = _mixes_samples(layer, carry, is_judge, as_trained=True)
     if meets or _mixes_samples(layer, carry) or (is_judge and _mixes_samples(layer, carry, True)):
         found.append(f"{_MEET} {named(layer)}")
+    if moved and moves_alike:
+        found += [f"{name} {_MOVES}" for name in moved]
     return outputs, found
 
 
@@ -184,14 +190,17 @@ def attributes(owner: Any) -> dict[str, Any]:
 
 def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
     section: Any = getattr(recipe, network)
-    recomputes = recipe.accumulation_of(network) > 1 or recipe.engine(network).activation_checkpointing
+    engine = recipe.engine(network)
+    repeats = recipe.accumulation_of(network) > 1 or engine.activation_checkpointing or engine.pipeline_stages > 1
+    if not repeats:
+        found = [each for each in found if not each.endswith(_MOVES)]
     if not found or not section.exact:
         return
     if network == "discriminator" and any(each.startswith(_MEET) for each in found):
         problem = "has results of an image that depend on the others beside it, which may be real or generated"
         remedy = "correct it, or set discriminator.exact=false, by which both kinds are computed apart"
         raise UserError(f"{network}.family", section.family, problem, remedy, "; ".join(found))
-    if num_ranks > 1 or recomputes:
+    if num_ranks > 1 or repeats:
         problem, remedy = "has results that depend on how ranks and micro-batches share the work", "correct it, or set "
         raise UserError(
             f"{network}.family", section.family, problem, f"{remedy}{network}.exact=false", "; ".join(found)
@@ -253,8 +262,8 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
 
 
 @torch.no_grad()
-def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
-    """Compute a layer in training mode; note which modules draw random numbers, and which buffers change."""
+def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> tuple[Carry, list[str]]:
+    """Compute a layer in training mode; note which modules draw random numbers, and return which buffers change."""
     before: dict[nn.Module, Any] = {}
     drawing: list[str] = []
 
@@ -275,8 +284,24 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> Carry:
     outputs = layer.train().fold(*carry)
     for handle in handles:
         handle.remove()
-    found += [f"{name} changes" for name, each in layer.named_buffers() if not torch.equal(each, kept[name])]
-    return tuple(outputs)
+    return tuple(outputs), [name for name, each in layer.named_buffers() if not torch.equal(each, kept[name])]
+
+
+@torch.no_grad()
+def _move_alike(layer: LayerStack, carry: Carry, names: list[str]) -> bool:
+    """Whether these buffers change alike whatever the samples, as the vectors of spectral norm do."""
+    kept = [(each, each.clone()) for each in layer.buffers()]
+    found = []
+    for some in (slice(NUM // 2), slice(NUM // 2, None)):
+        layer.train().fold(*(each[some] for each in carry))
+        found.append([each.clone() for name, each in layer.named_buffers() if name in names])
+        _restore(kept)
+    return all(map(torch.equal, *found))
+
+
+def _restore(kept: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, value in kept:
+        buffer.copy_(value)
 
 
 def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False, as_trained: bool = False) -> bool:
@@ -300,8 +325,7 @@ def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False
     with torch.set_grad_enabled(differentiated):
         whole = layer.fold(*carry)
         with torch.no_grad():
-            for buffer, value in kept:  # such as of spectral norm, which moves
-                buffer.copy_(value)
+            _restore(kept)
         part = layer.fold(*(each[: NUM // 2] for each in carry))
     for ours, theirs in zip(whole, part, strict=True):
         if ours.shape[:1] != (NUM,) or theirs.shape[:1] != (NUM // 2,):

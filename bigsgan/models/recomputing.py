@@ -41,9 +41,15 @@ def recomputed(
     return _Recomputed.apply(run, contexts(), have_gradients, len(carry), *carry, *trained)
 
 
+class _Recomputation:
+    """Whether a node computes its layer again; torch.compile reads no attribute of a function's class."""
+
+    is_running: ClassVar[bool] = False
+
+
 def last_sum(x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     """Return x + gate * branch, the output of a layer, whose number nobody reads while a node recomputes the layer."""
-    return _Unread.apply(x, gate, branch) if _Recomputed.is_running else x + gate * branch
+    return _Unread.apply(x, gate, branch) if _Recomputation.is_running else x + gate * branch
 
 
 class _Unread(torch.autograd.Function):
@@ -68,9 +74,6 @@ class _Unread(torch.autograd.Function):
 class _Recomputed(torch.autograd.Function):
     """The node: the carry and the trained parameters are its inputs."""
 
-    is_running: ClassVar[bool] = False
-    """Whether one computes its layer again."""
-
     @staticmethod
     def forward(
         ctx: Any, run: Callable[..., Any], contexts: Any, have_gradients: Sequence[bool], num: int, *inputs: Tensor
@@ -90,11 +93,11 @@ class _Recomputed(torch.autograd.Function):
         with torch.enable_grad(), ctx.context:
             for i, each in enumerate(inputs[: ctx.num]):  # copies, at which the inner graph begins
                 inputs[i] = each.view_as(each) if twice else each.detach().requires_grad_(each.requires_grad)
-            _Recomputed.is_running = True
+            _Recomputation.is_running = True
             try:
                 outputs = as_tuple(ctx.run(*inputs[: ctx.num]))
             finally:
-                _Recomputed.is_running = False
+                _Recomputation.is_running = False
         both = zip(outputs, grads, strict=True)
         pairs = [(get_gradient_edge(y), g) for y, g in both if g is not None and y.requires_grad]
         del outputs, both  # nobody reads their numbers

@@ -195,6 +195,12 @@ class Counts(Torchs):
         return super().forward(z, y)
 
 
+class Tracks(Torchs):
+    def forward(self, z, y):
+        self.table += (1000 * z).detach().mean().long()
+        return super().forward(z, y)
+
+
 class Throws(Torchs):
     def forward(self, z, y):
         return super().forward(z + float(np.random.rand()), y)
@@ -291,7 +297,7 @@ class Small(Torchs):
     [
         ("Drops", "layers.0.module.inner.1 (Dropout) draws random numbers"),
         ("Throws", "layers.0.module (Throws) draws random numbers"),
-        ("Counts", "layers.0.module.table changes"),
+        ("Tracks", "layers.0.module.table changes"),
         ("Meets", "the samples of a batch meet in 0 (Meets)"),
         ("MeetsWhenTrained", "the samples of a batch meet in 0 (MeetsWhenTrained)"),
         ("MeetsBehindGate", "the samples of a batch meet in 0 (MeetsBehindGate)"),
@@ -309,6 +315,16 @@ def test_what_no_other_layout_can_repeat(tmp_path, function, found):
     assert found in checked(tmp_path, function, 1, "engines.generator.activation_checkpointing=true")
     check_outside(recipe_with(tmp_path, generator=here(function)), 1)
     check_outside(recipe_with(tmp_path, "generator.exact=false", generator=here(function)), 2)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["accumulation=2", "engines.generator.activation_checkpointing=true", "engines.generator.pipeline_stages=2"],
+)
+def test_what_moves_alike_on_all_ranks_may_not_be_repeated(tmp_path, override):
+    """As the vectors of torch's spectral norm."""
+    check_outside(recipe_with(tmp_path, generator=here("Counts")), 2)
+    assert "layers.0.module.table changes in each pass" in checked(tmp_path, "Counts", 1, override)
 
 
 @pytest.mark.parametrize(
