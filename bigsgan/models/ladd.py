@@ -17,6 +17,7 @@ from bigsgan.config.families.ladd import LADDDiscriminator
 from bigsgan.images.size import Size
 from bigsgan.models import noise, plain
 from bigsgan.models.dit import DiTBlock, Tokens
+from bigsgan.models.dual import has_tangent
 from bigsgan.models.frozen import freeze_all
 from bigsgan.models.noisy import AddedNoise
 from bigsgan.models.precision import full
@@ -59,6 +60,8 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Judge; logits are float32 whatever the network's type."""
         h = self.first(x.mT.unflatten(2, tuple(self.grid)))
+        if has_tangent(h):  # torch 2.11 takes no other order there
+            h = h.clone(memory_format=torch.contiguous_format)
         return full(self.last(F.leaky_relu(self.norm(h), _SLOPE))).mean(dim=(2, 3))
 
 
