@@ -254,8 +254,8 @@ class Trainer:
     def _is_complete(self) -> bool:
         """Return whether nothing is left to do; say so where the run was complete before."""
         if self._loop is None:
-            owes = self.recipe.metrics is not None and self._open().start.owes_metrics
-            if (nimg := self.nimg) >= self.recipe.total_nimg and not owes:
+            start, measures = self._open().start, self.recipe.metrics is not None
+            if (nimg := self.nimg) >= self.recipe.total_nimg and not (measures and start.owes_metrics):
                 if comm.rank() == 0 and not self._has_ended:
                     print(f"{self.recipe.out} is complete at {nimg} images; raise total_nimg to continue")
                 self._has_ended = True

@@ -46,7 +46,7 @@ def _check_tokens(recipe: Any) -> None:
         if not is_outside(family):
             problem, remedy = f"must be a network of your own {what}", "name its code, as in docs/how-to/own-network.md"
             raise UserError(f"{network}.family", family, problem, remedy)
-    if recipe.objective.fake_labels != "data" and not recipe.adds_noise:
+    if recipe.objective.fake_labels != "data" and not (recipe.adds_noise or recipe.translates):
         remedy = "set objective.fake_labels=data" + " objective.reuse_fakes=true" * recipe.has_discriminator
         problem = f"must be data {what}"
         detail = "fakes take the tokens of the images beside them, as those of all images may not fit into memory"

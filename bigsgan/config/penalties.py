@@ -49,7 +49,9 @@ def _check_part(objective: Objective, discriminator: NetworkSection) -> None:
         remedy = "remove it" + (", or set form=finite_difference" if own == "teacher" else "")
         raise UserError(f"objective.{first}.batch_shrink", shrink, problem, remedy, detail)
     if shrink > 1 and discriminator.compares_images:
-        raise compares_images(objective, f"discriminator.family={discriminator.family}")
+        is_inexact = not getattr(discriminator, "exact", True)
+        key = "exact=false" if is_inexact else f"family={discriminator.family}"
+        raise compares_images(objective, f"discriminator.{key}")
 
 
 def compares_images(objective: Objective, discriminator: str) -> UserError:

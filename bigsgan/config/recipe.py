@@ -278,7 +278,10 @@ def _check_recipe(recipe: Recipe) -> None:
             choices = f"{', '.join(others)} or {last}"
             field, detail = f"optimizer.{network}.kind", "Muon is for the matrices of a transformer's blocks"
             problem = f"must be adam, adamw, sgd or rmsprop with {network}.family={section.family}"
-            raise UserError(field, "muon", problem, f"set {field}=adamw, or {network}.family to {choices}", detail)
+            other = f"{network}.family to {choices}"
+            if getattr(section, "trains_teacher", None) is False:
+                problem, other = f"needs {network}.trains_teacher=true", f"{network}.trains_teacher=true"
+            raise UserError(field, "muon", problem, f"set {field}=adamw, or {other}", detail)
         if optimizer.reference_width and section.own_width is None:
             field, detail = f"optimizer.{network}.reference_width", "its layers have several widths"
             problem = f"must be unset with {network}.family={section.family}"

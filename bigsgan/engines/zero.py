@@ -22,6 +22,7 @@ from bigsgan.engines.deepspeed_backed import DeepSpeedBacked
 from bigsgan.engines.outcomes import Outcome
 from bigsgan.engines.passes import training_passes
 from bigsgan.models import dual
+from bigsgan.models.frozen import without_frozen
 from bigsgan.models.layers import moving_state
 from bigsgan.models.network import LayerStack
 from bigsgan.runtime import comm, division
@@ -249,7 +250,8 @@ class ZeroEngine(DeepSpeedBacked):
         torch's attention does so with its last map. What DeepSpeed (0.19.8) notes within a pass that it records, it
         misses in that record. Buffers of foreign modules stay as they are.
         """
-        kept = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        moved = without_frozen(self.network, dict(self.network.named_buffers()))
+        kept = [(buffer, buffer.clone()) for buffer in moved.values()]
         self._prefetching.expect("notes")
         self._root(inputs, Pass(trains=False))
         for buffer, value in kept:

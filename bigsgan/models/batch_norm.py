@@ -291,9 +291,8 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
     """Whether a module does what torch's batch norm does, and nothing else."""
     if not isinstance(module, nn.modules.batchnorm._BatchNorm) or module.momentum is None:
         return False
-    is_torchs = any(
-        type(module).forward is each.forward for each in (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm)
-    )
+    kind, forwards = type(module), (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+    is_torchs = kind.forward in forwards and kind.train is nn.Module.train and kind.__call__ is nn.Module.__call__
     names = {*module._parameters, *module._buffers, *module._modules}
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return is_torchs and names == _OF_TORCH and not any(hooks)
+    return is_torchs and names == _OF_TORCH and "forward" not in vars(module) and not any(hooks)

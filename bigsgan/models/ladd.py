@@ -9,6 +9,8 @@ Shapes: N samples, T = h * w tokens, W features, C channels, H x W' pixels, K he
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,16 +27,16 @@ from bigsgan.models.precision import full
 _SLOPE, _MOST_GROUPS, _KERNEL = 0.2, 32, 4
 
 
+def _shares(mean: float, deviation: float, seeds: Tensor) -> Tensor:
+    return torch.sigmoid(mean + deviation * noise.normal(seeds, 0, (1, 1, 1)))
+
+
 class NoisyTokens(Tokens):
     """The teacher's first layer."""
 
     def __init__(self, config: LADDDiscriminator, size: Size, channels: int, num_classes: int) -> None:
         super().__init__(config, size, channels, num_classes, with_token=False)
-        self._mean, self._deviation = config.time_mean, config.time_deviation
-        self._noise = AddedNoise(config, self._shares)
-
-    def _shares(self, seeds: Tensor) -> Tensor:
-        return torch.sigmoid(self._mean + self._deviation * noise.normal(seeds, 0, (1, 1, 1)))
+        self._noise = AddedNoise(config, partial(_shares, config.time_mean, config.time_deviation))
 
     def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Images (N, C, H, W'), labels (N,) or (N, K), seeds (N,) -> (N, T, W), (N, W)."""
@@ -49,9 +51,8 @@ class Head(nn.Module):
     def __init__(self, width: int, grid: Size) -> None:
         super().__init__()
         self.grid, inside = grid, width // 2
-        groups = next(num for num in range(min(_MOST_GROUPS, inside), 0, -1) if inside % num == 0)
-        if inside <= _MOST_GROUPS:
-            groups = inside // 4
+        most = _MOST_GROUPS if inside > _MOST_GROUPS else max(inside // 4, 1)
+        groups = next(num for num in range(most, 0, -1) if inside % num == 0)
         # The deviations of torch's uniform ones, which the public code has.
         self.first = plain.Conv2d(width, inside, _KERNEL, (3 * width * _KERNEL**2) ** -0.5, stride=2, padding=1)
         self.norm = nn.GroupNorm(groups, inside)

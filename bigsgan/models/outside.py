@@ -29,7 +29,7 @@ from bigsgan.config.signature import checked_arguments
 from bigsgan.errors import UserError, counted
 from bigsgan.models.batch_norm import BatchStatistics, GlobalBatchNorm, global_batch_norms
 from bigsgan.models.dual import has_tangent
-from bigsgan.models.frozen import Reads, freeze, types_as_made
+from bigsgan.models.frozen import Reads, freeze, types_as_made, whole_frozen
 from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
@@ -76,6 +76,7 @@ class Foreign(TwiceDifferentiable):
         """
         super().__init__()
         self.module, self._network, self._is_last, self._outputs = module, network, is_last, outputs
+        self._frozen = frozenset(whole_frozen(module))
         if divides:
             self.segments = 1
 
@@ -84,11 +85,15 @@ class Foreign(TwiceDifferentiable):
         segments = getattr(self, "segments", 1)
         if segments == 1:
             return self._applied(carry)
-        for each in self.module.modules():
-            if isinstance(each, BatchStatistics):  # which would divide each part once more
-                each.segments = 1
-        parts = zip(*(each.chunk(segments) for each in carry), strict=True)
-        return tuple(torch.cat(entries) for entries in zip(*map(self._applied, parts), strict=True))
+        statistics = [each for each in self.module.modules() if isinstance(each, BatchStatistics)]
+        moving, found = [each.moving for each in statistics], list[tuple[Tensor, ...]]()
+        for number, part in enumerate(zip(*(each.chunk(segments) for each in carry), strict=True)):
+            for each, moves in zip(statistics, moving, strict=True):  # as they do it where they divide a batch
+                each.segments, each.moving = 1, moves and number == 0
+            found.append(self._applied(part))
+        for each, moves in zip(statistics, moving, strict=True):
+            each.moving = moves
+        return tuple(torch.cat(entries) for entries in zip(*found, strict=True))
 
     def _applied(self, carry: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         floats = (each.dtype for each in (*self.parameters(), *carry) if each.is_floating_point())
@@ -163,23 +168,25 @@ class Foreign(TwiceDifferentiable):
             for name, each in part.named_buffers(recurse=False)
             if each.is_floating_point() and not isinstance(part, StatefulLayer)
         }
-        read = {name: each.to(kind) for name, (each, kind) in own.items()}
+        copies = {name: each.to(kind) for name, (each, kind) in own.items()}
+        read = dict(copies)  # into which torch puts buffers that code has replaced
         if not half:
             return functional_call(self.module, read, inputs)
         device = inputs[0].device.type  # autocast does not know the meta device, where only shapes are asked for
         with nullcontext() if device == "meta" else torch.autocast(device, dtype, cache_enabled=False):
             found = functional_call(self.module, read, inputs)
-        _write_back([(each, read[name], kind) for name, (each, kind) in own.items() if read[name] is not each])
+        names = [name for name, (each, _) in own.items() if read[name] is not each and name not in self._frozen]
+        _write_back([(own[name][0], copies[name], read[name]) for name in names])
         return found
 
 
 @torch.no_grad()
-def _write_back(buffers: Iterable[tuple[Tensor, Tensor, torch.dtype]]) -> None:
+def _write_back(buffers: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
     """Let buffers have what code has made of their copies of another type; what it has not changed keeps its digits."""
-    for own, read, dtype in buffers:
+    for own, copy, read in buffers:
         if torch.compiler.is_compiling():  # which sees no versions
-            own.copy_(torch.where(read == own.to(dtype), own, read.to(own.dtype)))
-        elif read._version:
+            own.copy_(torch.where(read == own.to(read.dtype), own, read.to(own.dtype)))
+        elif read is not copy or copy._version:
             own.copy_(read)
 
 

@@ -151,14 +151,15 @@ def _try(recipe: Recipe, network: str, layer: LayerStack, carry: Carry) -> tuple
         if recipe.data.conditions_are_tokens:
             remedy = "let it attend to something where its mask is all false"
         raise UserError(field, family, problem, remedy)
-    is_judge, meets = network == "discriminator", False
-    if not found:
+    is_judge, meets, keeps = network == "discriminator", False, True
+    if not any(_DRAWS in each for each in found):
         kept = attributes(layer)  # after a pass that may have cached something
         with torch.no_grad():
             layer.train().fold(*carry)
         others = {name: value for name, value in attributes(layer).items() if name not in moved}
+        keeps = any(kept.get(name) != value for name, value in others.items())
         found += [f"{name} changes" for name, value in others.items() if kept.get(name) != value]
-    if getattr(recipe, network).exact and not any(_DRAWS in each for each in found):
+    if getattr(recipe, network).exact and not keeps:
         meets = _mixes_samples(layer, carry, is_judge, as_trained=True)
     if meets or _mixes_samples(layer, carry) or (is_judge and _mixes_samples(layer, carry, True)):
         found.append(f"{_MEET} {named(layer)}")
@@ -290,8 +291,7 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> tuple[Carry, 
 @torch.no_grad()
 def _move_alike(layer: LayerStack, carry: Carry, names: list[str]) -> bool:
     """Whether these buffers change alike whatever the samples, as the vectors of spectral norm do."""
-    kept = [(each, each.clone()) for each in layer.buffers()]
-    found = []
+    kept, found = _kept(layer), []
     for some in (slice(NUM // 2), slice(NUM // 2, None)):
         layer.train().fold(*(each[some] for each in carry))
         found.append([each.clone() for name, each in layer.named_buffers() if name in names])
@@ -299,9 +299,16 @@ def _move_alike(layer: LayerStack, carry: Carry, names: list[str]) -> bool:
     return all(map(torch.equal, *found))
 
 
-def _restore(kept: list[tuple[Tensor, Tensor]]) -> None:
-    for buffer, value in kept:
-        buffer.copy_(value)
+def _kept(layer: LayerStack) -> list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]]:
+    """Return where a layer's buffers are, themselves, and their values."""
+    places = ((module._buffers, name) for module in layer.modules() for name in module._buffers)
+    return [(held, name, each, each.clone()) for held, name in places if (each := held[name]) is not None]
+
+
+@torch.no_grad()
+def _restore(kept: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]]) -> None:
+    for held, name, buffer, value in kept:
+        held[name] = buffer.copy_(value)
 
 
 def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False, as_trained: bool = False) -> bool:
@@ -321,11 +328,10 @@ def _mixes_samples(layer: LayerStack, carry: Carry, differentiated: bool = False
         if isinstance(module, GlobalBatchNorm):
             module.eval()
             module.tracks = True
-    kept = [(buffer, buffer.clone()) for buffer in layer.buffers()]
+    kept = _kept(layer)
     with torch.set_grad_enabled(differentiated):
         whole = layer.fold(*carry)
-        with torch.no_grad():
-            _restore(kept)
+        _restore(kept)
         part = layer.fold(*(each[: NUM // 2] for each in carry))
     for ours, theirs in zip(whole, part, strict=True):
         if ours.shape[:1] != (NUM,) or theirs.shape[:1] != (NUM // 2,):

@@ -309,8 +309,7 @@ def _restore(
 def _build_reporter(recipe: Recipe, out: Path, start: Start, nimg: int, conditions: Conditions) -> Reporter:
     """Open the run's reports, without those that it leaves if it goes back, and say how it begins; keep some labels."""
     for_rank_zero(comm, lambda: begin(out, start))
-    if start.found is not None:
-        for_rank_zero(comm, lambda: drop_measurements(out, nimg))
+    for_rank_zero(comm, lambda: drop_measurements(out, nimg))
     for_rank_zero(comm, lambda: keep_labels(out, conditions))
     reporter = Reporter(out, comm.rank(), recipe.total_nimg, nimg, recipe.monitor, recipe.model_dump())
     if recipe.objective.schedule == "overlapped":

@@ -70,7 +70,7 @@ def build_sources(
     recipe, d_phase, g_phase = plan.recipe, slices["discriminator"], slices["generator"]
     labels = recipe.objective.fake_labels
     has_standing = not recipe.translates and has_standing_statistics(recipe)
-    if labels != "data" and (has_standing or not recipe.adds_noise):
+    if not recipe.translates and labels != "data" and (has_standing or not recipe.adds_noise):
         conditions = by_each(comm, lambda: conditions_of(recipe.data, dataset, labels == "frequencies"))
     places = [plan.placement(network) for network in NETWORKS]
     own = None

@@ -1,5 +1,6 @@
 """What becomes of modules from outside that keep buffers, have batch norm, or in which samples meet."""
 
+import copy
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from bigsgan import plugins
 from bigsgan.errors import UserError
 from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network
+from bigsgan.models.layers import StatefulLayer, moving_state
 from bigsgan.models.network import initialize
 from bigsgan.models.outside import Foreign
 from bigsgan.models.outside_check import check_outside
@@ -30,9 +32,11 @@ class Averages(nn.Module):
         self.linear = parametrizations.spectral_norm(nn.Linear(4, 4))
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("constant", torch.tensor([1.001]))
+        self.register_buffer("count", torch.tensor([0.0]))  # which another tensor replaces
 
     def forward(self, x):
         self.mean.lerp_(x.detach().mean(0), 0.5)
+        self.count = self.count + 1
         return self.linear(x) * self.constant
 
 
@@ -50,6 +54,7 @@ def test_buffers_move_in_half_precision(dtype):
     layer(x)
     torch.testing.assert_close(module.mean, 0.75 * x.mean(0), rtol=0.02, atol=0.01)
     assert not torch.equal(u, before)
+    assert module.count.item() == 2
     assert module.constant.item() == torch.tensor(1.001).item()  # which is rounded only where code reads it
     assert {buffer.dtype for buffer in module.buffers()} == {torch.float32}
 
@@ -63,6 +68,7 @@ def test_so_do_those_of_compiled_code():
     torch.compile(layer, backend="eager")(x)
     torch.testing.assert_close(module.mean, x.mean(0) / 2, rtol=0.02, atol=0.01)
     assert module.constant.item() == torch.tensor(1.001).item()
+    assert module.count.item() == 1
 
 
 class Scaled(nn.BatchNorm2d):
@@ -83,6 +89,11 @@ class Conditional(nn.BatchNorm2d):
         self.gain = nn.Embedding(3, channels)
 
 
+class Frozen(nn.BatchNorm2d):
+    def train(self, mode=True):
+        return super().train(False)
+
+
 def hooked():
     module = nn.BatchNorm2d(3)
     module.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -98,6 +109,7 @@ def hooked():
         (lambda: Named(3), True),
         (lambda: Scaled(3), False),
         (lambda: Conditional(3), False),
+        (lambda: Frozen(3), False),
         (hooked, False),
         (lambda: nn.BatchNorm2d(3, momentum=None), False),
     ],
@@ -155,11 +167,17 @@ def test_real_and_generated_images_do_not_meet(tmp_path, kind):
     network = build_network(recipe, "discriminator")
     initialize(network, 0)
     (layer,) = network.layers.values()
+    alone = copy.deepcopy(layer.module)
     real, fake = torch.randn(2, 4, 1, 16, 16) * torch.tensor([1.0, 3.0]).view(2, 1, 1, 1, 1)
     labels = torch.zeros(4, dtype=torch.int64)
-    both = network(torch.cat([real, fake]), labels.repeat(2), segments=2)
-    expected = torch.cat([layer.module(each, labels) for each in (real, fake)])
-    torch.testing.assert_close(both, expected)
+    with moving_state(network.stateful_layers(), True):
+        both = network(torch.cat([real, fake]), labels.repeat(2), segments=2)
+    with moving_state([each for each in alone.modules() if isinstance(each, StatefulLayer)], True):
+        first = alone(real, labels)
+    statistics = dict(alone.named_buffers()) if kind == "TorchsNorm" else {}
+    torch.testing.assert_close(both, torch.cat([first, alone(fake, labels)]))
+    for name, each in statistics.items():  # which real images move alone
+        torch.testing.assert_close(layer.module.get_buffer(name), each)
 
 
 class Orthogonal(nn.Module):
@@ -201,3 +219,23 @@ def test_no_penalty_takes_a_part_of_a_batch_whose_samples_meet(tmp_path, kind, e
     section = f"discriminator={json.dumps({'family': family, 'exact': exact})}"
     with pytest.raises(UserError, match=r"objective\.r1\.batch_shrink: must be 1 with .*this D compares images"):
         build_network(tiny_recipe(tmp_path, section, "objective.r1={weight: 1, batch_shrink: 2}"), "discriminator")
+
+
+class Counts(Deviation):
+    """Keeps a number, and a buffer that another replaces."""
+
+    def __init__(self, image_channels):
+        super().__init__(image_channels)
+        self.last, self.calls = nn.Linear(4 * 16, 1), 0
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, images, labels):
+        self.calls, self.factor = self.calls + 1, self.factor * 0.9
+        return self.last(self.features(images).flatten(1)) * self.factor
+
+
+def test_state_of_passes_is_no_meeting_of_samples(tmp_path):
+    check_outside(recipe_of_d(tmp_path, "Counts"), 1)
+    with pytest.raises(UserError, match=r"module\.calls changes") as caught:
+        check_outside(recipe_of_d(tmp_path, "Counts"), 2)
+    assert "samples of a batch meet" not in str(caught.value)

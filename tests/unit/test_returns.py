@@ -18,10 +18,12 @@ from bigsgan.config.run_directory import EVENT_FILES
 from bigsgan.config.sections import Checkpoints
 from bigsgan.errors import UserError
 from bigsgan.training import returning, start
+from bigsgan.training.build import _build_reporter
 from bigsgan.training.recovery import Recovery
 from bigsgan.training.start import Start
 from tests.bad_runs import contents, train_arguments
 from tests.single_process import entry, save
+from tests.tiny import tiny_recipe
 
 
 @pytest.fixture
@@ -46,6 +48,13 @@ def test_measurements_of_training_that_a_run_has_left_are_dropped(tmp_path):
     path.write_text("".join([*kept, '{"nimg": 72, "by": "train"}\n']))
     returning.drop_measurements(tmp_path, 64)
     assert path.read_text() == "".join(kept)
+
+
+def test_a_run_begins_without_the_measurements_that_come_after_it(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    path.write_text('{"nimg": 8, "by": "train"}\n{"nimg": 16, "by": "train"}\n')
+    _build_reporter(tiny_recipe(tmp_path, "monitor=[]"), tmp_path, Start(None), 8, range(1)).close()
+    assert path.read_text() == '{"nimg": 8, "by": "train"}\n'
 
 
 def save_one(out: Path, nimg: int, value: float = 0.0, saver: checkpoint.Saver | None = None) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from bigsgan.config.data import Data
 from bigsgan.config.families.noisy import NoisyDiscriminator, Time
-from bigsgan.config.sections import NaturalFloat
+from bigsgan.config.sections import NaturalFloat, NaturalInt
 from bigsgan.errors import UserError
-
-Block = Annotated[int, Field(ge=0, lt=64)]
 
 
 class LADDDiscriminator(NoisyDiscriminator):
@@ -22,7 +20,7 @@ class LADDDiscriminator(NoisyDiscriminator):
 
     family: Literal["ladd"] = "ladd"
     convolves: ClassVar[bool] = True
-    judged: list[Block] | None = Field(default=None, min_length=1)
+    judged: list[NaturalInt] | None = Field(default=None, min_length=1)
     """Blocks of the teacher, numbered from 0, with a head behind each; by default the middle one. Those after the last
     are left out."""
     trains_teacher: bool = False
