@@ -142,6 +142,7 @@ class LatentSource(DataSource):
 
     The inputs are latents (n, Z) float32 standard normal, labels (n,) int64 or (n, K) float32, times (n,) of 1, if the
     generator reads some, and seeds (n,) int64, if it draws noise. Vectors are null with the probability ``dropout``.
+    If they are ``judged``, D reads the latents too, 0 for real images.
     """
 
     def __init__(
@@ -152,10 +153,11 @@ class LatentSource(DataSource):
         seeded: bool = False,
         timed: bool = False,
         dropout: float = 0.0,
+        judged: bool = False,
     ) -> None:
         super().__init__()
         self._draws, self._latent_size, self._conditions = draws, latent_size, conditions
-        self._seeded, self._timed, self._dropout = seeded, timed, dropout
+        self._seeded, self._timed, self._dropout, self._judged = seeded, timed, dropout, judged
 
     def phase(self, stream: str, counters: tuple[int, ...], part: Slice) -> Callable[[int], MicroBatch]:
         """Return the generator's inputs in one phase, by number of the micro-batch."""
@@ -172,14 +174,20 @@ class LatentSource(DataSource):
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """Return G's inputs and the labels that D reads; see ``InputSource``."""
-        judged = slices["discriminator"]
+        part, generator = slices["discriminator"], self.phase(stream, counters, slices["generator"])
+        latents = self.latents(generator, stream, counters, slices)
 
         @functools.cache
         def conditions(index: int) -> MicroBatch:
-            return (self._labels(stream, counters, judged.positions(index)),)
+            labels = self._labels(stream, counters, part.positions(index))
+            return (labels, latents(index)) if self._judged else (labels,)
 
-        generator = self.phase(stream, counters, slices["generator"])
-        return Inputs(generator, conditions, self.latents(generator, stream, counters, slices))
+        return Inputs(generator, conditions, latents)
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Return images and labels, and what stands for latents."""
+        images, labels = batch
+        return (images, labels, images.new_zeros(len(images), self._latent_size)) if self._judged else (images, labels)
 
     def latents(
         self, generator: Callable[[int], MicroBatch], stream: str, counters: tuple[int, ...], slices: dict[str, Slice]

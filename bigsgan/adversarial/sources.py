@@ -50,22 +50,20 @@ def build_source(
         return ImageSource(draws, recipe.input_channels, recipe.generator.draws, own)
     if recipe.adds_noise:
         return NoisySource(draws, recipe, own)
-    drawn = draws, recipe.latent_size
-    seeded, timed = recipe.generator.draws, recipe.generator.reads_times
-    source: InputSource
-    if recipe.objective.fake_labels == "data":
-        source = LatentsOfClasses(LatentSource(*drawn, range(1), seeded, timed), own)  # whose labels nobody reads
-    else:
-        source = LatentSource(*drawn, conditions, seeded, timed, recipe.data.condition_dropout)
+    is_of_data, judged = recipe.objective.fake_labels == "data", recipe.discriminator_reads_latents
+    seeded, timed, dropout = recipe.generator.draws, recipe.generator.reads_times, recipe.data.condition_dropout
+    labels = range(1) if is_of_data else conditions  # of which nobody reads those
+    latents = LatentSource(draws, recipe.latent_size, labels, seeded, timed, dropout, judged)
+    source: InputSource = LatentsOfClasses(latents, judged, own) if is_of_data else latents
     return SimulatedSource(source, draws, recipe.generator, infer) if recipe.generator.simulates_steps else source
 
 
 class LatentsOfClasses(DataSource):
     """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images that D sees with them."""
 
-    def __init__(self, latents: LatentSource, own: RealImages | None = None) -> None:
+    def __init__(self, latents: LatentSource, judged: bool = False, own: RealImages | None = None) -> None:
         super().__init__(own)
-        self._latents = latents
+        self._latents, self._judged, self.real = latents, judged, latents.real  # type: ignore[method-assign]
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """Return latents, labels and, for a generator that draws noise, seeds; labels for D. See ``InputSource``."""
@@ -76,7 +74,12 @@ class LatentsOfClasses(DataSource):
             return latents, batches()[index].labels, *seeds
 
         latents = self._latents.latents(drawn, stream, counters, slices)
-        return Inputs(generator, lambda index: (reals()[index].labels,), latents)
+
+        def conditions(index: int) -> MicroBatch:
+            labels = reals()[index].labels
+            return (labels, latents(index)) if self._judged else (labels,)
+
+        return Inputs(generator, conditions, latents)
 
 
 class NoisySource(DataSource):

@@ -199,6 +199,9 @@ def _check_what_generator_reads(recipe: Any) -> None:
         key = "num_classes" if data.num_classes else "condition_size"
         problem, detail = f"must be 0 with {what}", "the generator reads no labels"
         raise UserError(f"data.{key}", getattr(data, key), problem, f"set data.{key}=0", detail)
+    if recipe.discriminator_reads_latents and (recipe.translates or recipe.reads_noise):
+        problem, detail = "must be false with this generator", "it makes images from images, or from noise on them"
+        raise UserError("discriminator.latents", True, problem, "remove it", detail)
     if not isinstance(generator, OutsideGenerator):
         return
     if reads_images and data.paired:

@@ -200,6 +200,11 @@ class Recipe(Section):
         return self.augmentation is not None or self.discriminator.draws
 
     @property
+    def discriminator_reads_latents(self) -> bool:
+        """Whether D's inputs carry the latents of G's images."""
+        return getattr(self.discriminator, "latents", False)
+
+    @property
     def latent_size(self) -> int:
         """Numbers in a latent; 0 if the generator makes images from images."""
         return getattr(self.generator, "latent_size", 0) or 0

@@ -116,8 +116,9 @@ class Reference:
     def _targets(self, x):
         return x[:, self.recipe.data.input_channels :] if self.recipe.data.paired else x
 
-    def _conditions(self, labels, inputs, seeds):
-        return (labels, inputs[0]) if self.recipe.data.paired else (labels, *seeds)
+    def _conditions(self, labels, inputs, seeds, is_real=False):
+        latents = [inputs[0] * (not is_real)] if self.recipe.discriminator_reads_latents else []
+        return (labels, inputs[0]) if self.recipe.data.paired else (labels, *latents, *seeds)
 
     def _seeds(self, stream, counters, part, j):
         reads = self.recipe.augmentation or self.recipe.discriminator.draws
@@ -205,7 +206,8 @@ class Reference:
         phase = update * section.d_steps + d_step
         for j, ((x, y), inputs) in enumerate(zip(reals, latents, strict=True)):
             real, fake = (self._seeds(f"discriminator/{kind}", (update, d_step), part, j) for kind in ("real", "fake"))
-            x, y, c = self._targets(x), self._conditions(y, inputs, real), self._conditions(inputs[1], inputs, fake)
+            x, y = self._targets(x), self._conditions(y, inputs, real, True)
+            c = self._conditions(inputs[1], inputs, fake)
             # If G's update takes the same images, only this forward pass moves G's state.
             moving = section.schedule == "exact" and section.reuse_fakes and d_step == section.d_steps - 1 and j == 0
             every = self.recipe.statistics == "every_pass"
@@ -254,7 +256,7 @@ class Reference:
             x, y = self.last_reals[j]
             real = None
             if self.pairs:
-                real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"]), moving=every)
+                real = self._judged(self._targets(x), *self._conditions(y, inputs, seeds["real"], True), moving=every)
             adversarial = self.g_loss(real, self._judged(images, *c, moving=every and real is None))
             rest = self.image_terms(update, images, self._targets(x), inputs[1])
             loss: Any = self.output_terms(update, images, self._targets(x), inputs[1])
@@ -269,7 +271,7 @@ class Reference:
                 error = sum(F.mse_loss(x, last) / (len(coarser) - i) for i, x in enumerate(coarser))
                 rest = rest + near.weight * error / len(coarser)
             if self.recipe.objective.feature_matching:
-                targets = self._targets(x), *self._conditions(y, inputs, seeds["real"])
+                targets = self._targets(x), *self._conditions(y, inputs, seeds["real"], True)
                 pairs = zip(self._features(targets), self._features((images, *c)), strict=True)
                 distances = [F.l1_loss(ours, theirs.detach()) for theirs, ours in pairs]
                 loss = loss + self.recipe.objective.feature_matching * sum(distances) / len(distances)

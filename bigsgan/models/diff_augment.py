@@ -28,13 +28,14 @@ class SampleAugmentation(nn.Module):
         super().__init__()
         self._keeps_seeds = keeps_seeds
 
-    def forward(self, images: Tensor, labels: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        """Images (N, C, H, W) in [-1, 1], labels (N,), seeds (N,) -> augmented images, not bounded, and labels.
+    def forward(self, images: Tensor, labels: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Images (N, C, H, W) in [-1, 1], labels (N,), maybe latents, seeds (N,) -> augmented images, and the others.
 
-        The type is float32 or, for tests, float64.
+        Images are not bounded then. The type is float32 or, for tests, float64.
         """
+        *latents, seeds = others
         images = self.augment(images, AugmentationDraws(seeds, images.dtype))
-        return (images, labels, seeds) if self._keeps_seeds else (images, labels)
+        return (images, labels, *latents, seeds) if self._keeps_seeds else (images, labels, *latents)
 
     def augment(self, images: Tensor, draws: AugmentationDraws) -> Tensor:
         """Augment images by given draws: (N, C, H, W) -> the same shape."""

@@ -255,9 +255,11 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
         return torch.rand(num, channels, *data.network_size, generator=generator) * 2 - 1
 
     seeds = [torch.arange(num)] if getattr(recipe, network).draws else []
-    if network == "discriminator":
-        return images(recipe.judged_channels), labels, *([images(recipe.input_channels)] if data.paired else []), *seeds
     latents = torch.randn(num, recipe.latent_size, generator=generator)
+    if network == "discriminator":
+        inputs = [images(recipe.input_channels)] if data.paired else []
+        inputs += [latents] if recipe.discriminator_reads_latents else []
+        return images(recipe.judged_channels), labels, *inputs, *seeds
     times = [1 - torch.arange(num) / num] if recipe.generator.reads_times else []
     return images(recipe.input_channels) if recipe.translates else latents, labels, *times, *seeds
 

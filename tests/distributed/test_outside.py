@@ -1,5 +1,6 @@
 """Networks from outside, of plain torch: every update is the reference's in each layout."""
 
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -55,6 +56,58 @@ class Counting(nn.Module):
     def forward(self, images, labels):
         self.calls += self.training
         return self.linear(images.flatten(1))
+
+
+class First(nn.Module):
+    """Images, labels and latents -> features of the first and the last, and the labels."""
+
+    def __init__(self, image_channels, latent_size):
+        super().__init__()
+        self.of_images, self.of_latents = nn.Linear(image_channels * 16**2, 4), nn.Linear(latent_size, 4)
+
+    def forward(self, images, labels, latents):
+        return self.of_images(images.flatten(1)).tanh() * (1 + self.of_latents(latents)), labels
+
+
+class Last(nn.Module):
+    """Those -> logits."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.linear, self.classes = nn.Linear(4, 1), nn.Embedding(num_classes, 4)
+
+    def forward(self, h, labels):
+        return self.linear(h + self.classes(labels)).squeeze(1)
+
+
+def joint(image_channels, latent_size, num_classes):
+    return [partial(First, image_channels, latent_size), partial(Last, num_classes)]
+
+
+JOINT = [
+    'generator={family: "tests.outside:OneStep", latent_size: 256}',
+    f'discriminator={{family: "{__name__}:joint", latents: true}}',
+]
+OF_DATA = "objective={reuse_fakes: true, fake_labels: data, d_steps: 2}"
+JOINT_LAYOUTS = {
+    "one rank": (1, ["accumulation=2", *PENALTY], both(0)),
+    "labels of the data": (1, [OF_DATA, "accumulation=2"], both(0)),
+    "zero3": (2, ["objective.gradient_penalty={weight: 0.1}"], both(3)),
+    "stages": (2, ["engines.discriminator.pipeline_stages=2", "accumulation=2"], both(1)),
+    "ranks of their own": (2, ["engines.generator.ranks=1", "accumulation=2", OF_DATA], both(1)),
+    "overlapped": (2, ["engines.generator.ranks=1", "objective.schedule=overlapped"], both(1)),
+    "augmented": (2, ["augmentation={kind: diffaugment}"], both(2)),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=() if "rank" in each else pytest.mark.slow) for each in JOINT_LAYOUTS]
+)
+def test_a_discriminator_that_reads_latents(ranks, layout):
+    """As of BiGAN (Donahue et al. 2017, arXiv 1605.09782), which are 0 for real images here."""
+    world_size, more, ds = JOINT_LAYOUTS[layout]
+    ranks(world_size).run(plugins.give, [f"{__name__}:joint"])
+    check_updates(ranks(world_size), [*JOINT, *more], ds, 3)
 
 
 class MapsReference(Reference):

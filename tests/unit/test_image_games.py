@@ -196,6 +196,7 @@ READS = f"generator={{family: '{__name__}:%s', reads: images, seeds: true, outpu
         (["generator.outputs=[code, images]"], "generator.outputs.1", "is the name of something", "a name of its own"),
         (["generator.latent_size=8"], "generator.latent_size", "must be unset with generator.reads", "remove it"),
         (["generator.reads=latents"], "generator.latent_size", "must be given", "set reads=images"),
+        (["discriminator.latents=true"], "discriminator.latents", "must be false with this generator", "remove it"),
         (["data.codec.kind=dct"], "data.codec.kind", "must be pixels with generator.reads=images", "remove it"),
         (["objective.reuse_fakes=false"], "objective.reuse_fakes", "must be true with a generator from", "=true"),
         (

@@ -68,5 +68,7 @@ class OutsideDiscriminator(_Outside):
     With pairs of images it reads their inputs too.
     """
 
+    latents: bool = False
+    """Behind the labels its inputs are the latents (N, Z) that G made the images from, 0 for real ones."""
     outputs: Names = Field(default=[])
     """Names of what it returns after the logits; terms read ``fake_NAME`` and ``real_NAME``."""

@@ -195,6 +195,8 @@ def meta_inputs(plan: RunPlan, network: str, num_samples: int) -> MicroBatch:
         labels = example_labels(data, num_samples)
     if network == "discriminator":
         inputs = (images(recipe.input_channels),) if data.paired else ()
+        if recipe.discriminator_reads_latents:
+            inputs = (torch.empty(num_samples, recipe.latent_size, device="meta"),)
         seeds = (numbers,) if recipe.discriminator_reads_seeds else ()
         return images(recipe.judged_channels), labels, *inputs, *seeds
     latents = torch.empty(num_samples, recipe.latent_size, device="meta")
