@@ -147,8 +147,9 @@ def _check_families(recipe: Any) -> None:
 
 def _check_images_from_images(recipe: Any) -> None:
     """Refuse keys that do not fit a generator from images, or only fit one."""
-    if recipe.objective.pool and (recipe.data.paired or recipe.data.condition_width):
-        problem, detail = "must be 0 with pairs or classes", "the images of earlier updates have others"
+    has_others = recipe.data.paired or recipe.data.condition_width or recipe.discriminator_reads_latents
+    if recipe.objective.pool and has_others:
+        problem, detail = "must be 0 with pairs, classes or discriminator.latents", "older images have others"
         raise UserError("objective.pool", recipe.objective.pool, problem, "remove it", detail)
     if recipe.translates and not recipe.objective.reuse_fakes and recipe.has_discriminator:
         problem, detail = "must be true with a generator from images", "both networks' updates read the same inputs"

@@ -283,10 +283,13 @@ def test_the_shape_of_samples_is_the_runs(tmp_path, domains):
     assert changed.startswith("generator.family: must be a family for images of one domain, got 'cyclegan'")
 
 
-@pytest.mark.parametrize("others", [PAIRS[:3], []], ids=["pairs", "classes"])
+READS_LATENTS = ["data.num_classes=0", 'discriminator={family: "tests.image_games:judge", latents: true}']
+
+
+@pytest.mark.parametrize("others", [PAIRS[:3], [], READS_LATENTS], ids=["pairs", "classes", "latents"])
 def test_pools_are_of_images_alone(tmp_path, others):
     """Older images have other classes and inputs than those beside them."""
-    with pytest.raises(UserError, match=r"objective.pool: must be 0 with pairs or classes"):
+    with pytest.raises(UserError, match=r"objective.pool: must be 0 with pairs, classes or"):
         tiny_recipe(tmp_path, *others, "objective={reuse_fakes: true, pool: 5}")
 
 
