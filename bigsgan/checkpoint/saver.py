@@ -143,7 +143,11 @@ class Saver:
             return True
         wait(job.tasks[:1])
         self._barrier()
-        done = self._on_all_ranks(job, job.tasks[0].result) and self._on_all_ranks(job, job.tasks[-1].result)
+        try:
+            done = self._on_all_ranks(job, job.tasks[0].result) and self._on_all_ranks(job, job.tasks[-1].result)
+        except Exception:
+            self._job = None
+            raise
         self._job = None  # not before: after Ctrl-C in a notebook the next save waits for this one
         if done:
             self.left.clear()

@@ -343,9 +343,13 @@ class Data(Section):
             self.refuse_changed("data", ["input_channels"], "data.pairs=false", "remove it, or set data.pairs=true")
         if self.pairs and self.range is not None:
             raise UserError("data.range", self.range, "must be null with data.pairs=true", "remove it")
+        what = "data.pairs=true" if self.pairs else f"data.kind={self.kind}"
         if self.has_inputs and classes:
-            problem = f"must be 0 with data.kind={self.kind}"
+            problem = f"must be 0 with {what}"
             raise UserError("data.num_classes", classes, problem, "set data.num_classes=0", "pairs have no classes")
+        if self.pairs:
+            keys = ["condition_size", "condition_dropout", "missing_labels"]
+            self.refuse_changed("data", keys, "data.pairs=true", "remove it")
         names = None if "num_classes" in self.left_to_data else self.class_names
         if names is not None and (len(names) != classes or len(set(names)) != classes):
             problem = f"must be {counted(classes, 'different name')}, as many as data.num_classes"

@@ -147,6 +147,8 @@ def _check_keys(keys: Mapping[str, Any], is_outside: bool, is_code: bool) -> Non
             and not (key == "image_channels" and "range" in keys)
             and key in Data.model_fields
         ):
+            if key == "pairs":
+                raise UserError(field, None, "cannot be prepared of code of your own", "write the pairs as files")
             raise UserError(field, None, "does not change what is made of images", "remove it, and set it in recipes")
 
 

@@ -35,7 +35,7 @@ _COMPARED = 8
 """Images whose own labels are compared with those in an attribute, less one."""
 _READ_AGAIN = 2
 """Times that a sample is read again, to see whether it is the same."""
-_OFFERED = ("root", "resolution", "image_channels", "input_channels", "num_classes", "condition_size")
+_OFFERED = ("root", "resolution", "image_channels", "num_classes", "condition_size")
 _FORMS = "a PIL image, a uint8 tensor (C, H, W) or (H, W), or a uint8 array (H, W, C) or (H, W)"
 
 
@@ -118,6 +118,7 @@ def build_outside(data: Data) -> OutsideImages:
             classes that the recipe has.
     """
     offered = {name: value for name in _OFFERED if (value := getattr(data, name)) is not None}
+    offered |= {"input_channels": data.input_channels} if data.pairs else {}
     offered["resolution"] = data.resolution.value
     if data.root and "root" not in takes(plugins.load("data.kind", data.kind, "data")):
         problem, detail = f"must be unset with data.kind={data.kind}", "its signature does not name root"

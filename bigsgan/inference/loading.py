@@ -60,7 +60,8 @@ class ExportedNetwork(nn.Module):
             labels: Classes (N,) int64, or float32: vectors (N, K), or tokens with a mask behind their numbers
                 (N, T, W + 1). None for null vectors, for null tokens if the recipe has some, or with one class or none.
             rest: Seeds (N,) int64 of a network that draws noise, or whose steps do (``generator.sampler=sde``), by
-                default 0, 1, ..., the same noise for each call; a paired discriminator's inputs.
+                default 0, 1, ..., the same noise for each call; a paired discriminator's inputs; before seeds, the
+                latents (N, Z) that a discriminator reads, 0 for real images.
 
         Returns:
             A generator's images (N, C, H, W), in [-1, 1] except for families that leave them unbounded; with

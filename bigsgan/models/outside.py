@@ -11,7 +11,7 @@ Shapes: N samples, Z numbers in a latent, C channels, H x W pixels.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from bigsgan.models.frozen import Reads, freeze, types_as_made, whole_frozen
 from bigsgan.models.initial import Generators, drawing_from, make_buffer, tensors_of, with_memory
 from bigsgan.models.layers import StatefulLayer, TwiceDifferentiable
 from bigsgan.models.network import LayerStack
-from bigsgan.models.ours import is_ours
+from bigsgan.models.ours import has_our_attributes, is_ours
 from bigsgan.models.precision import full
 
 Make = Callable[[], Any]
@@ -85,11 +85,14 @@ class Foreign(TwiceDifferentiable):
         segments = getattr(self, "segments", 1)
         if segments == 1:
             return self._applied(carry)
+        for each in self.module.modules():
+            if has_our_attributes(each) and hasattr(each, "segments"):  # which would divide each part once more
+                vars(each)["segments"] = 1
         statistics = [each for each in self.module.modules() if isinstance(each, BatchStatistics)]
         moving, found = [each.moving for each in statistics], list[tuple[Tensor, ...]]()
         for number, part in enumerate(zip(*(each.chunk(segments) for each in carry), strict=True)):
             for each, moves in zip(statistics, moving, strict=True):  # as they do it where they divide a batch
-                each.segments, each.moving = 1, moves and number == 0
+                each.moving = moves and number == 0
             found.append(self._applied(part))
         for each, moves in zip(statistics, moving, strict=True):
             each.moving = moves
@@ -171,23 +174,25 @@ class Foreign(TwiceDifferentiable):
         copies = {name: each.to(kind) for name, (each, kind) in own.items()}
         read = dict(copies)  # into which torch puts buffers that code has replaced
         if not half:
-            return functional_call(self.module, read, inputs)
+            found = functional_call(self.module, read, inputs)
+            self._write_back(own, copies, read)
+            return found
         device = inputs[0].device.type  # autocast does not know the meta device, where only shapes are asked for
         with nullcontext() if device == "meta" else torch.autocast(device, dtype, cache_enabled=False):
             found = functional_call(self.module, read, inputs)
-        names = [name for name, (each, _) in own.items() if read[name] is not each and name not in self._frozen]
-        _write_back([(own[name][0], copies[name], read[name]) for name in names])
+        self._write_back(own, copies, read)
         return found
 
-
-@torch.no_grad()
-def _write_back(buffers: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Let buffers have what code has made of their copies of another type; what it has not changed keeps its digits."""
-    for own, copy, read in buffers:
-        if torch.compiler.is_compiling():  # which sees no versions
-            own.copy_(torch.where(read == own.to(read.dtype), own, read.to(own.dtype)))
-        elif read is not copy or copy._version:
-            own.copy_(read)
+    @torch.no_grad()
+    def _write_back(self, owned: dict[str, Any], copies: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+        """Let buffers have what code has made of their copies; what it has not changed keeps its digits."""
+        for name, (own, _) in owned.items():
+            copy, read = copies[name], found[name]
+            if not torch.compiler.is_compiling():
+                if read is not copy or (copy is not own and copy._version):
+                    own.copy_(read)
+            elif read is not own and name not in self._frozen:  # it sees no versions
+                own.copy_(torch.where(read == own.to(read.dtype), own, read.to(own.dtype)))
 
 
 class Constructed(Foreign):

@@ -46,6 +46,7 @@ def check_outside(
     forward_mode: Collection[str] = (),
     gathered: Collection[str] = (),
     hooked: Collection[str] = (),
+    repeated: Collection[str] = (),
 ) -> list[str]:
     """Check the networks of a recipe that are from outside, and return what is to be told of them.
 
@@ -57,6 +58,7 @@ def check_outside(
         forward_mode: Networks whose penalties are computed in forward mode.
         gathered: Networks whose modules gather parameters of other ranks when they are called.
         hooked: Networks whose modules gather parameters, be it on one rank.
+        repeated: Networks whose passes may be made again.
 
     Raises:
         UserError: A network cannot be constructed, has parameters without values, fails, returns other shapes than
@@ -70,7 +72,7 @@ def check_outside(
             if computes:
                 where = (network in each for each in (forward_mode, gathered, hooked))
                 found, maps = _check(recipe, network, stack, num_sharing, *where)
-                _refuse_inexact(recipe, network, num_ranks, found)
+                _refuse_inexact(recipe, network, num_ranks, network in repeated, found)
                 if len(maps) > 1:
                     numbers = ", ".join(map(str, maps))
                     told.append(f"the {network} returns {len(maps)} maps of logits: {numbers} of an image")
@@ -189,10 +191,11 @@ def attributes(owner: Any) -> dict[str, Any]:
     return found
 
 
-def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, found: list[str]) -> None:
+def _refuse_inexact(recipe: Recipe, network: str, num_ranks: int, is_repeated: bool, found: list[str]) -> None:
     section: Any = getattr(recipe, network)
     engine = recipe.engine(network)
-    repeats = recipe.accumulation_of(network) > 1 or engine.activation_checkpointing or engine.pipeline_stages > 1
+    repeats = recipe.accumulation_of(network) > 1 or engine.activation_checkpointing
+    repeats = repeats or engine.pipeline_stages > 1 or is_repeated
     if not repeats:
         found = [each for each in found if not each.endswith(_MOVES)]
     if not found or not section.exact:
@@ -252,7 +255,9 @@ def random_inputs(recipe: Recipe, network: str, num: int) -> Carry:
     labels = example_labels(data, num)
 
     def images(channels: int) -> Tensor:
-        return torch.rand(num, channels, *data.network_size, generator=generator) * 2 - 1
+        # Images of one mean and contrast would have the moments of a part of them.
+        contrasts, means = (torch.linspace(*ends, num).view(-1, 1, 1, 1) for ends in ((0.2, 0.7), (0.3, -0.3)))
+        return (torch.rand(num, channels, *data.network_size, generator=generator) * 2 - 1) * contrasts + means
 
     seeds = [torch.arange(num)] if getattr(recipe, network).draws else []
     latents = torch.randn(num, recipe.latent_size, generator=generator)
@@ -294,7 +299,7 @@ def _watched(layer: LayerStack, carry: Carry, found: list[str]) -> tuple[Carry, 
 def _move_alike(layer: LayerStack, carry: Carry, names: list[str]) -> bool:
     """Whether these buffers change alike whatever the samples, as the vectors of spectral norm do."""
     kept, found = _kept(layer), []
-    for some in (slice(NUM // 2), slice(NUM // 2, None)):
+    for some in (slice(1), slice(1, None)):  # of other numbers of samples, too
         layer.train().fold(*(each[some] for each in carry))
         found.append([each.clone() for name, each in layer.named_buffers() if name in names])
         _restore(kept)

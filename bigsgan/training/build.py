@@ -100,7 +100,8 @@ def open_inputs(plan: RunPlan, out: Path, start: Start, rank_log: RankLog) -> In
     hooked = [n for n in NETWORKS if plan.engines[n].file.stage == 3]
     shared = [n for n in hooked if plan.placement(n).num_replicas > 1]
     gathered = [n for n in NETWORKS if n in shared or frozen_layout(plan, n).num_ranks > 1]
-    about = plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered, hooked
+    repeated = [] if plan.keeps_generator_graphs else ["generator"]
+    about = plan.world_size, sharing, comm.rank() == 0, forward_mode, gathered, hooked, repeated
     for line in by_each(comm, lambda: check_outside(recipe, *about)):
         _log.log(NOTICE, "%s", line)
     own = by_each(comm, lambda: Own.of(recipe, comm.device()))

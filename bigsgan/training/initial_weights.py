@@ -312,8 +312,9 @@ def check_freezing(recipe: Recipe) -> None:
         problem = f"must be less than {most + 1}, the number of the discriminator's layers"
         raise UserError("init_from.freeze_discriminator", num, problem, f"give {most} or less")
     if num and num <= min(learning):
-        problem = f"must be 0 or at least {min(learning) + 1}, as the layers before do not learn"
-        raise UserError("init_from.freeze_discriminator", num, problem, "remove it, or give a larger number")
+        some = f" or at least {min(learning) + 1}" if min(learning) < most else ""
+        problem = f"must be 0{some}, as the layers before do not learn, and one has to"
+        raise UserError("init_from.freeze_discriminator", num, problem, "remove it" + ", or give more" * bool(some))
 
 
 def freeze_first_layers(engine: Engine, num_layers: int) -> None:

@@ -36,7 +36,7 @@ from bigsgan.training.sampling import (
 
 def saved(run: Run) -> Path:
     """Save a checkpoint; see ``Trainer.save``."""
-    finish_snapshots(run, must=False)  # one that has failed comes again when it is due
+    finish_snapshots(run, must=False)  # as where a checkpoint is due
     if error := save(run, must=True):
         raise error
     path = run.saver.path(run.counters.nimg)

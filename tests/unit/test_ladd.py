@@ -124,4 +124,6 @@ def test_a_frozen_teachers_layers_cannot_be_frozen_again(tmp_path):
     given = [each.replace("init_from.run=unset", "init_from={run: x, freeze_discriminator: 1}") for each in LADD]
     with pytest.raises(UserError) as caught:
         check_freezing(tiny_recipe(tmp_path, *given))
-    assert str(caught.value).startswith("init_from.freeze_discriminator: must be 0 or at least 2, as the layers")
+    assert str(caught.value).startswith(
+        "init_from.freeze_discriminator: must be 0 or at least 2, as the layers before do"
+    )

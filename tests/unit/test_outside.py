@@ -201,6 +201,12 @@ class Tracks(Torchs):
         return super().forward(z, y)
 
 
+class CountsSamples(Torchs):
+    def forward(self, z, y):
+        self.table += len(z)
+        return super().forward(z, y)
+
+
 class Throws(Torchs):
     def forward(self, z, y):
         return super().forward(z + float(np.random.rand()), y)
@@ -298,6 +304,7 @@ class Small(Torchs):
         ("Drops", "layers.0.module.inner.1 (Dropout) draws random numbers"),
         ("Throws", "layers.0.module (Throws) draws random numbers"),
         ("Tracks", "layers.0.module.table changes"),
+        ("CountsSamples", "layers.0.module.table changes"),
         ("Meets", "the samples of a batch meet in 0 (Meets)"),
         ("MeetsWhenTrained", "the samples of a batch meet in 0 (MeetsWhenTrained)"),
         ("MeetsBehindGate", "the samples of a batch meet in 0 (MeetsBehindGate)"),
@@ -325,6 +332,8 @@ def test_what_moves_alike_on_all_ranks_may_not_be_repeated(tmp_path, override):
     """As the vectors of torch's spectral norm."""
     check_outside(recipe_with(tmp_path, generator=here("Counts")), 2)
     assert "layers.0.module.table changes in each pass" in checked(tmp_path, "Counts", 1, override)
+    with pytest.raises(UserError, match="changes in each pass"):
+        check_outside(recipe_with(tmp_path, generator=here("Counts")), 1, repeated=["generator"])
 
 
 @pytest.mark.parametrize(

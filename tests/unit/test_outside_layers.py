@@ -14,14 +14,37 @@ from bigsgan.models.batch_norm import GlobalBatchNorm, global_batch_norms
 from bigsgan.models.build import build_network
 from bigsgan.models.layers import StatefulLayer, moving_state
 from bigsgan.models.network import initialize
-from bigsgan.models.outside import Foreign
+from bigsgan.models.outside import Foreign, _prepared
 from bigsgan.models.outside_check import check_outside
+from bigsgan.models.stylegan2_layers import MinibatchDeviation
 from tests.tiny import tiny_recipe
 
 
 def recipe_of_d(directory, kind, **section):
     plugins.give([family := f"{__name__}:{kind}"])
     return tiny_recipe(directory, f"discriminator={json.dumps({'family': family, **section})}")
+
+
+class Momentum(nn.Module):
+    """A frozen copy of a layer, which follows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.copy = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x):
+        self.copy.weight.lerp_(self.linear.weight.detach(), 0.5)
+        return self.linear(x) + self.copy(x)
+
+
+def test_frozen_tensors_that_code_moves_move_in_half_precision():
+    module = _prepared(Momentum())
+    layer, before = Foreign(module, "generator", is_last=True), module.copy.weight.clone()
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.bfloat16()
+    layer(torch.randn(6, 4))
+    expected = (before + module.linear.weight.detach()) / 2
+    torch.testing.assert_close(module.copy.weight, expected, rtol=0.02, atol=0.01)
 
 
 class Averages(nn.Module):
@@ -148,6 +171,15 @@ class TorchsNorm(Deviation):
         self.features = nn.Sequential(self.features, nn.BatchNorm2d(4))
 
 
+class Ours(Deviation):
+    def __init__(self, image_channels):
+        super().__init__(image_channels)
+        self.deviation, self.last = MinibatchDeviation(None, 1), nn.Linear(5 * 16, 1)
+
+    def forward(self, images, labels):
+        return self.last(self.deviation(self.features(images)).flatten(1))
+
+
 class OwnNorm(Deviation):
     def __init__(self, image_channels):
         super().__init__(image_channels)
@@ -157,7 +189,7 @@ class OwnNorm(Deviation):
         return self.last(self.norm(self.features(images)).flatten(1))
 
 
-@pytest.mark.parametrize("kind", ["Deviation", "TorchsNorm", "OwnNorm"])
+@pytest.mark.parametrize("kind", ["Deviation", "Ours", "OwnNorm", "TorchsNorm"])
 def test_real_and_generated_images_do_not_meet(tmp_path, kind):
     """On one rank it is refused, too, or D computes both apart."""
     with pytest.raises(UserError, match=r"depend on the others beside it.*set discriminator\.exact=false"):

@@ -326,6 +326,7 @@ def _random_inputs(recipe: Recipe, device: torch.device) -> Mapping[str, Tensor]
 
 def _judged_sizes(recipe: Recipe) -> Sequence[tuple[int, ...]]:
     """Return how many logits of an image D has, and how many numbers in each of its outputs beside them."""
+    recipe = recipe.model_copy(update={"augmentation": None})  # which changes no sizes
     network = network_on_meta(recipe, "discriminator")
     joined = network(*(each.to("meta") for each in random_inputs(recipe, "discriminator", 2)))
     *_, last = network.layers.values()

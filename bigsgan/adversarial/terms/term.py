@@ -189,7 +189,7 @@ def images_read(
             no term reads any.
         latents: Those that G made the images from (n, Z), if a term reads them.
     """
-    labels, *inputs = conditions
+    labels, *inputs = conditions if latents is None else conditions[:1]
     read = {"images": images, "labels": labels}
     found = {"real_images": real, "latents": latents, "input_images": inputs[0] if inputs else real}
     return read | {name: each for name, each in found.items() if each is not None}
