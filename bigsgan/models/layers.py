@@ -37,11 +37,8 @@ class StatefulLayer(nn.Module):
 @contextmanager
 def moving_state(layers: list[StatefulLayer], moving: bool) -> Iterator[None]:
     """Let the forward passes inside the block move the state of ``layers``, if ``moving``."""
-    if not moving:
-        yield
-        return
     for layer in layers:
-        layer.moving = True
+        layer.moving = moving
     try:
         yield
     finally:
