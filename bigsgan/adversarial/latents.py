@@ -180,7 +180,7 @@ class LatentSource(DataSource):
         @functools.cache
         def conditions(index: int) -> MicroBatch:
             labels = self._labels(stream, counters, part.positions(index))
-            return (labels, latents(index)) if self._judged else (labels,)
+            return self.conditions(labels, latents, index)
 
         return Inputs(generator, conditions, latents)
 
@@ -188,6 +188,10 @@ class LatentSource(DataSource):
         """Return images and labels, and what stands for latents."""
         images, labels = batch
         return (images, labels, images.new_zeros(len(images), self._latent_size)) if self._judged else (images, labels)
+
+    def conditions(self, labels: Tensor, latents: Callable[[int], Tensor], index: int) -> MicroBatch:
+        """Return what D reads beside a micro-batch of G's images: labels, and the latents if they are judged."""
+        return (labels, latents(index)) if self._judged else (labels,)
 
     def latents(
         self, generator: Callable[[int], MicroBatch], stream: str, counters: tuple[int, ...], slices: dict[str, Slice]

@@ -54,16 +54,20 @@ def build_source(
     seeded, timed, dropout = recipe.generator.draws, recipe.generator.reads_times, recipe.data.condition_dropout
     labels = range(1) if is_of_data else conditions  # of which nobody reads those
     latents = LatentSource(draws, recipe.latent_size, labels, seeded, timed, dropout, judged)
-    source: InputSource = LatentsOfClasses(latents, judged, own) if is_of_data else latents
+    source: InputSource = LatentsOfClasses(latents, own) if is_of_data else latents
     return SimulatedSource(source, draws, recipe.generator, infer) if recipe.generator.simulates_steps else source
 
 
 class LatentsOfClasses(DataSource):
     """Draws latents (n, Z) as ``LatentSource`` does, with the labels (n,) of the real images that D sees with them."""
 
-    def __init__(self, latents: LatentSource, judged: bool = False, own: RealImages | None = None) -> None:
+    def __init__(self, latents: LatentSource, own: RealImages | None = None) -> None:
         super().__init__(own)
-        self._latents, self._judged, self.real = latents, judged, latents.real  # type: ignore[method-assign]
+        self._latents = latents
+
+    def real(self, batch: LabelledImages) -> MicroBatch:
+        """Return images and labels, and what stands for latents."""
+        return self._latents.real(batch)
 
     def inputs(self, stream: str, counters: tuple[int, ...], slices: dict[str, Slice], reals: Reals) -> Inputs:
         """Return latents, labels and, for a generator that draws noise, seeds; labels for D. See ``InputSource``."""
@@ -76,8 +80,7 @@ class LatentsOfClasses(DataSource):
         latents = self._latents.latents(drawn, stream, counters, slices)
 
         def conditions(index: int) -> MicroBatch:
-            labels = reals()[index].labels
-            return (labels, latents(index)) if self._judged else (labels,)
+            return self._latents.conditions(reals()[index].labels, latents, index)
 
         return Inputs(generator, conditions, latents)
 

@@ -86,7 +86,6 @@ def game(directory: Path) -> bigsgan.Recipe:
 
 def trained(given: bigsgan.Recipe) -> tuple[dict[str, LayerStack], list[Any]]:
     """The networks as they begin; and of each update what entered them, and the parameters after it."""
-    updates, entered = list[Any](), {"G": list[Any](), "D": list[Any]()}
     with bigsgan.Trainer(given) as trainer:
         run = trainer.build()
         networks = {"G": run.step.generator.network, "D": run.step.discriminator.network}
@@ -97,16 +96,22 @@ def trained(given: bigsgan.Recipe) -> tuple[dict[str, LayerStack], list[Any]]:
                 if name.endswith("head.weight"):
                     each.zero_()
         first = {name: copy.deepcopy(network) for name, network in networks.items()}
-        for name, network in networks.items():
-            network.layers["0"].register_forward_pre_hook(
-                lambda module, inputs, name=name: entered[name].append([each.detach().clone() for each in inputs])
-            )
-        for _ in trainer:  # a report an update
-            kept = {name: state(network, "layers.") for name, network in networks.items()}
-            updates.append(({name: list(calls) for name, calls in entered.items()}, kept))
-            for calls in entered.values():
-                calls.clear()
-    return first, updates
+        return first, updates_of(trainer, networks)
+
+
+def updates_of(trainer: bigsgan.Trainer, networks: dict[str, LayerStack]) -> list[Any]:
+    """Of each update what entered the networks, and the parameters after it."""
+    updates, entered = list[Any](), {name: list[Any]() for name in networks}
+    for name, network in networks.items():
+        network.layers["0"].register_forward_pre_hook(
+            lambda module, inputs, name=name: entered[name].append([each.detach().clone() for each in inputs])
+        )
+    for _ in trainer:  # a report an update
+        kept = {name: state(network, "layers.") for name, network in networks.items()}
+        updates.append(({name: list(calls) for name, calls in entered.items()}, kept))
+        for calls in entered.values():
+            calls.clear()
+    return updates
 
 
 class Network(nn.Module):

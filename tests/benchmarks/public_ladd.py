@@ -28,8 +28,8 @@ from bigsgan.models import noise
 from bigsgan.models.build import build_network
 from bigsgan.models.network import LayerStack
 from tests.benchmarks import public_fastgen
-from tests.benchmarks.public_dmd2 import ADAM, distances, state
-from tests.benchmarks.public_fastgen import BATCH, CHANNELS, DIT, FIRST, LAST, SIDE
+from tests.benchmarks.public_dmd2 import ADAM, distances
+from tests.benchmarks.public_fastgen import BATCH, CHANNELS, DIT, FIRST, LAST, SIDE, updates_of
 
 STEPS, JUDGED = 2, [0, 1]
 MEAN, DEVIATION = 0.5, 1.5
@@ -53,21 +53,11 @@ def game(directory: Path) -> bigsgan.Recipe:
 
 def trained(given: bigsgan.Recipe) -> tuple[dict[str, LayerStack], list[Any]]:
     """The networks as they begin; and of each update what entered them, and the parameters after it."""
-    updates, entered = list[Any](), {"G": list[Any](), "D": list[Any]()}
     with bigsgan.Trainer(given) as trainer:
         run = trainer.build()
         networks = {"G": run.step.generator.network, "D": run.step.discriminator.network}
         first = {name: copy.deepcopy(network) for name, network in networks.items()}
-        for name, network in networks.items():
-            network.layers["0"].register_forward_pre_hook(
-                lambda module, inputs, name=name: entered[name].append([each.detach().clone() for each in inputs])
-            )
-        for _ in trainer:  # a report an update
-            kept = {name: state(network, "layers.") for name, network in networks.items()}
-            updates.append(({name: list(calls) for name, calls in entered.items()}, kept))
-            for calls in entered.values():
-                calls.clear()
-    return first, updates
+        return first, updates_of(trainer, networks)
 
 
 class Teacher(nn.Module):
