@@ -174,8 +174,9 @@ def main(path: str) -> None:
             real, y, (_, seeds_of_fakes) = images[:BATCH], labels[:BATCH], seeds.chunk(2)
             times = entered["G"][step - STEPS][2].double()  # samples come before
             assert set(times.tolist()) <= {float(torch.tensor(each)) for each in TIMES}, times
-            drawn = Draws(SEED).normal("discriminator/latent", (update, step), 0, BATCH, SIZE)
-            noisy = public.net.noise_scheduler.forward_process(real, torch.from_numpy(drawn).view_as(real), times)
+            seeds_of_reals = torch.from_numpy(Draws(SEED).seeds("discriminator/latent", (update, step), 0, BATCH))
+            drawn = noise.normal(seeds_of_reals, 0, real.shape[1:])
+            noisy = public.net.noise_scheduler.forward_process(real, drawn, times)
             if step == 0:
                 data = {"real": real}
                 losses, _ = public._student_update_step(noisy, times, *noises(seeds_of_g), data, y, null)
